@@ -1,0 +1,1 @@
+"""AstraFlow: reinforcement learning for LLM agents, organised around the flow of data."""

@@ -1,0 +1,141 @@
+"""Five questions, five protocols. An algorithm is one small object: numpy only, no I/O, no clock, seeded.
+
+    Curate  which task next, how many episodes?      Pace    may another group start?
+    Credit  what advantage?                          Keep    train on it? (None or a reason)
+    Select  which groups now?
+
+They see summaries (rewards, lengths, versions, features), never tokens. ``state_dict`` holds msgpack types and arrays
+only; it is written in the transaction of the decision that changed it, so the same seed gives the same choices after
+a restart. Letters: U units of one group for one policy, G episodes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from astraflow.types import Array, Outcome, Task
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnitTable:
+    """What is credited: one row per unit (episode, policy, role, turn, sample) of one group and one policy."""
+
+    episode: Array
+    """int64 [U]: index of the episode in the group."""
+    role: tuple[str, ...]
+    turn: Array
+    """int64 [U]"""
+    sample_id: tuple[str, ...]
+    reward: Array
+    """float64 [U]; NaN where not scored: read it only through ``counts``."""
+    counts: Array
+    """bool [U]: scored, and of an episode that completed or was truncated: enters baselines."""
+    tokens: Array
+    """int64 [U]: sampled tokens."""
+    min_version: Array
+    """int64 [U]"""
+    outcome: tuple[Outcome, ...]
+    """[U]"""
+    baseline_key: tuple[str, ...]
+    """[U]: never empty."""
+
+    def __len__(self) -> int:
+        return len(self.role)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupSummary:
+    """A closed group as algorithms see it, for one policy."""
+
+    group: int
+    policy: str
+    task: Task
+    """``payload`` is left empty."""
+    size: int
+    outcomes: tuple[Outcome, ...]
+    """[G], lost members included as FAILED."""
+    units: UnitTable
+    min_version: int | None
+    """Oldest version that sampled anything; None if nothing was."""
+    arrival: int
+    """Order of closing: the tie-break."""
+    use: int = 0
+    features: dict[str, Array] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Admission:
+    """Curate's answer."""
+
+    task: Task
+    episodes: int
+    """Size of the group."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyRoom:
+    """What Pace sees of one trainable policy."""
+
+    version: int
+    """Current: committed steps."""
+    max_staleness: int
+    groups_per_batch: int
+    open_groups: int
+    """Train groups alive and not yet settled for it."""
+    kept_groups: int
+    """Settled, kept, in no batch yet."""
+    batched_groups: int
+    steps_left: int
+
+
+@runtime_checkable
+class Curate(Protocol):
+    def next(self) -> Admission | None:
+        """The next group to open; None: no task now (a finite dataset is used up)."""
+
+    def observe(self, summary: GroupSummary) -> None:
+        """A group closed."""
+
+    def state_dict(self) -> State: ...
+
+    def load_state_dict(self, state: State) -> None: ...
+
+
+@runtime_checkable
+class Pace(Protocol):
+    def may_admit(self, rooms: dict[str, PolicyRoom]) -> bool:
+        """Optimisation only: the sweep at the cut is what guarantees the bound."""
+
+
+@runtime_checkable
+class Credit(Protocol):
+    def group(self, units: UnitTable) -> Array:
+        """float32 [U], one advantage per unit; 0 where ``counts`` is False."""
+
+    def batch(self, units: Sequence[UnitTable], advantages: Sequence[Array]) -> list[Array]:
+        """Once when a batch is cut (whitening, per task); the identity for most."""
+
+
+@runtime_checkable
+class Keep(Protocol):
+    def verdict(self, summary: GroupSummary, advantages: Array) -> str | None:
+        """None: keep. Else the reason, which is also the metric's name."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadyGroup:
+    """A kept group waiting to be cut."""
+
+    group: int
+    min_version: int | None
+    arrival: int
+
+
+@runtime_checkable
+class Select(Protocol):
+    def pick(self, ready: Sequence[ReadyGroup], *, need: int, oldest_open: int | None) -> list[int]:
+        """``need`` group ids in serving order, or an empty list: not yet."""

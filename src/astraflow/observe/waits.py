@@ -1,0 +1,45 @@
+"""Every wait has a name from here, so that status can say who waits for what, and metrics for how long."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Wait(StrEnum):
+    """What a component waits for."""
+
+    LEASE = "lease"
+    """a rollout service, for dataflow to have an episode for it"""
+    SLOT = "slot"
+    """a rollout service, for an engine slot"""
+    WEIGHTS = "weights"
+    """a rollout service, for a version's bytes"""
+    ENGINE = "engine"
+    """an episode, for a reply of the engine"""
+    GRADER = "grader"
+    """an episode, for its reward"""
+    BATCH = "batch"
+    """a trainer, for a batch"""
+    COMMIT = "commit"
+    """a trainer, for dataflow to acknowledge a step"""
+    PUBLISH = "publish"
+    """a trainer, for the store to take its weights"""
+    DATAFLOW = "dataflow"
+    """anyone, for dataflow to answer at all"""
+
+
+class WaitReason(StrEnum):
+    """Why dataflow has nothing to hand out now."""
+
+    NO_ROOM = "no_room"
+    """enough groups are alive for the staleness bound (back-pressure)"""
+    NO_TASK = "no_task"
+    """Curate has no task now"""
+    NO_CAPABLE = "no_capable"
+    """pending episodes need a policy that this worker does not serve"""
+    NO_READY = "no_ready"
+    """too few kept groups for a batch"""
+    EVAL_FIRST = "eval_first"
+    """only evaluation episodes are pending and this worker's share of them is used"""
+    STORAGE_FULL = "storage_full"
+    FINISHED = "finished"

@@ -1,0 +1,275 @@
+"""What goes over the wire beside the records of ``types.py``: one request and one reply per call of ``Dataflow``.
+
+Same rules as every record: fields may be added with a default, never removed, renamed or retyped.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from astraflow.types import Batch, Episode, Lease, Manifest, Record
+
+
+class Capabilities(Record, frozen=True, kw_only=True):
+    """What a worker can play. A lease goes only to a worker that covers every policy of the workflow."""
+
+    policies: tuple[str, ...]
+    """Served by itself or reachable by endpoint. Empty is right for a worker without an engine."""
+    supervised: bool = True
+    """May be given tasks of the workflow ``supervised`` (they need a tokenizer, no engine)."""
+    code_digest: str = ""
+    config_digest: str = ""
+    dtype: str = ""
+    max_context: int = 0
+    versions_held: int = 1
+
+
+class ComponentReport(Record, frozen=True, kw_only=True):
+    """What a component says of itself; `astraflow status` shows one line of it."""
+
+    doing: str = "starting"
+    """An ``observe.waits.Wait`` value when it waits, else a short verb phrase."""
+    since_s: float = 0.0
+    """How long it has been doing that."""
+    why: str = ""
+    versions: dict[str, int] = {}
+    """Version per policy that it serves or trains."""
+    metrics: dict[str, float] = {}
+    error: str | None = None
+    """First cause, if it is about to die of one."""
+
+
+class HelloRequest(Record, frozen=True, kw_only=True):
+    component: str
+    """``rollout`` or ``trainer``"""
+    name: str
+    incarnation: str
+    """Random per process start: tells a restarted component from a second one of the same name."""
+    config_digest: str = ""
+    code_digest: str = ""
+    policy: str | None = None
+
+
+class HelloReply(Record, frozen=True, kw_only=True):
+    run: str
+    config_digest: str
+    heartbeat_s: float
+    dead_after_s: float
+
+
+class LeaseRequest(Record, frozen=True, kw_only=True):
+    worker: str
+    incarnation: str
+    count: int
+    """At most so many leases; the reply may hold fewer."""
+    capabilities: Capabilities
+    wait_s: float = 0.0
+    """Long poll: hold the answer so long if there is nothing to lease."""
+
+
+class LeaseReply(Record, frozen=True, kw_only=True):
+    leases: tuple[Lease, ...] = ()
+    manifests: dict[str, Manifest] = {}
+    """Newest of every policy, and what pinned leases need is asked for by ``manifest``."""
+    reason: str | None = None
+    """A ``WaitReason`` value when no lease could be given."""
+    finished: bool = False
+    """The run needs no more episodes: leave."""
+
+
+class RenewRequest(Record, frozen=True, kw_only=True):
+    worker: str
+    incarnation: str
+    held: tuple[str, ...] = ()
+    """Lease ids. With nothing held it is the heartbeat."""
+    report: ComponentReport = ComponentReport()
+
+
+class RenewReply(Record, frozen=True, kw_only=True):
+    lost: tuple[str, ...] = ()
+    manifests: dict[str, Manifest] = {}
+    drain: bool = False
+    finished: bool = False
+
+
+class SubmitRequest(Record, frozen=True, kw_only=True):
+    worker: str
+    group: int
+    index: int
+    attempt: int
+    episode: Episode
+
+
+class SubmitReply(Record, frozen=True, kw_only=True):
+    duplicate: bool = False
+    group_closed: bool = False
+
+
+class HandBackRequest(Record, frozen=True, kw_only=True):
+    """A draining worker gives back leases that it will not finish: they are pending again at once."""
+
+    worker: str
+    held: tuple[str, ...]
+
+
+class ResumeRequest(Record, frozen=True, kw_only=True):
+    policy: str
+    version: int
+    digest: str
+    trainer: str
+    incarnation: str
+    manifest: Manifest | None = None
+    """Where the checkpoint's weights can be read, written again in case the store no longer has them."""
+
+
+class ResumeReply(Record, frozen=True, kw_only=True):
+    trainer_epoch: int
+    undone: tuple[int, ...] = ()
+    """Batch ids un-committed because the trainer's checkpoint is older; they come again, first."""
+    steps: int = 0
+    """Committed steps at which the run of this policy ends."""
+    finished: bool = False
+
+
+class BatchRequest(Record, frozen=True, kw_only=True):
+    policy: str
+    trainer_epoch: int
+    wait_s: float = 0.0
+    report: ComponentReport = ComponentReport()
+
+
+class BatchReply(Record, frozen=True, kw_only=True):
+    batch: Batch | None = None
+    reason: str | None = None
+    """A ``WaitReason`` value when there is none yet."""
+    why: str = ""
+    """The same in words with counts: "5/8 groups; oldest episode 40 s on b2"."""
+    finished: bool = False
+
+
+class CommitRequest(Record, frozen=True, kw_only=True):
+    policy: str
+    batch: int
+    trainer_epoch: int
+    manifest: Manifest | None = None
+    """None with a reason: the groups are dropped(reason), version and optimiser stay."""
+    reason: str | None = None
+    metrics: dict[str, float] = {}
+
+
+class CommitReply(Record, frozen=True, kw_only=True):
+    version: int
+    duplicate: bool = False
+    finished: bool = False
+
+
+class FailRequest(Record, frozen=True, kw_only=True):
+    policy: str
+    batch: int
+    trainer_epoch: int
+    error: str
+
+
+class FailReply(Record, frozen=True, kw_only=True):
+    failures: int
+    stop: bool = False
+    """This batch has killed its trainer three times: the run stops and names it."""
+
+
+class ReportRequest(Record, frozen=True, kw_only=True):
+    """A trainer's heartbeat while it steps, and any component's last words."""
+
+    component: str
+    name: str
+    incarnation: str
+    report: ComponentReport
+
+
+class ManifestRequest(Record, frozen=True, kw_only=True):
+    policy: str
+    version: int | None = None
+    """None: the newest serial."""
+
+
+class ComponentStatus(Record, frozen=True, kw_only=True):
+    component: str
+    name: str
+    state: str
+    """``alive``, ``dead`` or ``left``"""
+    heard_s: float
+    """Seconds since it was last heard of."""
+    report: ComponentReport
+    held: int = 0
+    """Leases held."""
+
+
+class PolicyStatus(Record, frozen=True, kw_only=True):
+    policy: str
+    trainable: bool
+    version: int
+    steps: int
+    groups: dict[str, int] = {}
+    """Counts by state of this policy; dropped ones as ``dropped/reason``."""
+    staleness: dict[str, int] = {}
+    """Trained samples by age at use."""
+    waits: str = ""
+    """What the next batch still lacks, in words."""
+
+
+class EvalPoint(Record, frozen=True, kw_only=True):
+    """One finished evaluation. Lost or failed episodes count as wrong; ``coverage`` shows how many were graded."""
+
+    policy: str
+    version: int
+    digest: str
+    dataset: str
+    score: float
+    coverage: float
+    episodes: int
+    at_s: float
+    """Seconds since the first lease."""
+
+
+class StatusReply(Record, frozen=True, kw_only=True):
+    run: str
+    state: str
+    """``running``, ``finished`` or ``failed``"""
+    error: str | None
+    now_s: float
+    policies: tuple[PolicyStatus, ...]
+    components: tuple[ComponentStatus, ...]
+    episodes: dict[str, int]
+    """Counts by state."""
+    evals: tuple[EvalPoint, ...] = ()
+    counters: dict[str, float] = {}
+    """fenced, closed, duplicates, late, retries, loop lag and so on."""
+
+
+class Event(Record, frozen=True, kw_only=True):
+    id: int
+    at_s: float
+    kind: str
+    data: dict[str, Any] = {}
+
+
+class EventsRequest(Record, frozen=True, kw_only=True):
+    after: int = 0
+    limit: int = 1000
+
+
+class EventsReply(Record, frozen=True, kw_only=True):
+    events: tuple[Event, ...] = ()
+
+
+class OperatorRequest(Record, frozen=True, kw_only=True):
+    """``stop`` (with the first cause), ``drain`` (a worker) or ``rollback`` (a policy to a version)."""
+
+    action: str
+    worker: str | None = None
+    policy: str | None = None
+    version: int | None = None
+    error: str | None = None
+
+
+class Done(Record, frozen=True, kw_only=True):
+    """Acknowledged."""
