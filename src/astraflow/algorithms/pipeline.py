@@ -1,0 +1,58 @@
+"""The five choices of a run, made once in the recipe: ``Pipeline(curate=…, pace=…, credit=…, keep=(…), select=…)``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from astraflow.algorithms.base import Credit, Curate, Keep, Pace, Select, State
+from astraflow.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pipeline:
+    """Which task next, may it start, what advantage, train on it, which groups now."""
+
+    curate: Curate
+    pace: Pace
+    credit: Credit
+    keep: tuple[Keep, ...] = ()
+    """Asked in order; the first reason counts."""
+    select: Select
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "keep", tuple(self.keep))
+        _require("curate", self.curate, Curate)
+        _require("pace", self.pace, Pace)
+        _require("credit", self.credit, Credit)
+        _require("select", self.select, Select)
+        for index, keep in enumerate(self.keep):
+            _require(f"keep[{index}]", keep, Keep)
+
+    def state_dict(self) -> State:
+        """State of every element that has one, by its place (``curate``, ``keep.0``…); msgpack types and arrays."""
+        return {place: part.state_dict() for place, part in self._stateful().items()}
+
+    def load_state_dict(self, state: State) -> None:
+        """Raises ConfigError when the state is of another composition."""
+        parts = self._stateful()
+        if parts.keys() != state.keys():
+            raise ConfigError(f"pipeline state is of {sorted(state)}, this recipe has {sorted(parts)}")
+        for place, part in parts.items():
+            part.load_state_dict(state[place])
+
+    def _stateful(self) -> dict[str, Any]:
+        places: dict[str, Any] = {
+            "curate": self.curate,
+            "pace": self.pace,
+            "credit": self.credit,
+            **{f"keep.{index}": keep for index, keep in enumerate(self.keep)},
+            "select": self.select,
+        }
+        return {place: part for place, part in places.items() if callable(getattr(part, "state_dict", None))}
+
+
+def _require(place: str, part: object, protocol: Any) -> None:
+    if isinstance(part, type) or not isinstance(part, protocol):
+        found = part.__name__ + " (the class, not an object)" if isinstance(part, type) else type(part).__name__
+        raise ConfigError(f"Pipeline.{place} must be a {protocol.__name__}, found {found}")

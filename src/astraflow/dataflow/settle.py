@@ -1,0 +1,225 @@
+"""A closed group becomes one verdict per trainable policy: unit table, advantages, keep or a reason. Pure.
+
+Statistics never depend on position: every unit knows its episode and key, members that are missing are simply absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from astraflow.algorithms.base import GroupSummary, UnitTable
+from astraflow.algorithms.pipeline import Pipeline
+from astraflow.errors import RunFailed
+from astraflow.types import Array, Episode, Outcome, Sample, SampleKind, Task, Trajectory, Turn
+
+TOO_FEW = "too_few"
+NOT_PLAYED = "not_played"
+FAILED = "failed"
+UNSCORED = "unscored"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleVerdict:
+    """May this sample be trained?"""
+
+    sample_id: str
+    masked: str | None
+    """None: yes. Else why not: ``failed``, ``unscored``… (staleness is found at the cut)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """What is known of a group for one policy once it is settled; written in one transaction."""
+
+    summary: GroupSummary
+    advantages: Array
+    """float32 [U]: one per unit of ``summary.units``; exactly 0 where the unit does not count."""
+    reason: str | None
+    """None: kept. Else dropped for this reason."""
+    samples: tuple[SampleVerdict, ...]
+    """Every sample that the policy has in the group, supervised ones included, in row order."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleRef:
+    """One sample and where it comes from."""
+
+    sample_id: str
+    episode: int
+    outcome: Outcome
+    trajectory: Trajectory
+    sample: Sample
+    turns: tuple[Turn, ...]
+    """Those of the trajectory that this sample holds, in order."""
+
+    @property
+    def supervised(self) -> bool:
+        return self.sample.kind is SampleKind.SUPERVISED
+
+
+def smallest_group(size: int) -> int:
+    """Default of ``min_group``: half the group, at least 2; 1 only where the size is 1."""
+    return 1 if size == 1 else max(2, (size + 1) // 2)
+
+
+def samples_of(group: int, episodes: Sequence[Episode | None], policy: str) -> Iterator[SampleRef]:
+    """Every sample of ``policy``, ordered by episode index, agent, n; lost episodes have none."""
+    for index, episode in enumerate(episodes):
+        if episode is None:
+            continue
+        for trajectory in sorted(episode.trajectories, key=lambda each: each.agent):
+            if trajectory.policy != policy:
+                continue
+            for n, sample in enumerate(trajectory.samples):
+                yield SampleRef(
+                    sample_id=f"{group}/{index}/{trajectory.agent}/{n}",
+                    episode=index,
+                    outcome=episode.outcome,
+                    trajectory=trajectory,
+                    sample=sample,
+                    turns=tuple(sorted((t for t in trajectory.turns if t.sample == n), key=lambda t: t.index)),
+                )
+
+
+def unit_table(group: int, episodes: Sequence[Episode | None], policy: str) -> UnitTable:
+    """One row per turn that a version of ``policy`` sampled, in the order of ``samples_of``, then turn."""
+    units = [(ref, turn) for ref in samples_of(group, episodes, policy) if not ref.supervised for turn in ref.turns]
+    rewards = np.array([np.nan if turn.reward is None else turn.reward for _, turn in units], np.float64)
+    alive = np.array([ref.outcome is not Outcome.FAILED for ref, _ in units], np.bool_)
+    return UnitTable(
+        episode=np.array([ref.episode for ref, _ in units], np.int64),
+        role=tuple(ref.trajectory.role for ref, _ in units),
+        turn=np.array([turn.index for _, turn in units], np.int64),
+        sample_id=tuple(ref.sample_id for ref, _ in units),
+        reward=rewards,
+        counts=alive & ~np.isnan(rewards),
+        tokens=np.array([int(ref.sample.sampled[t.start : t.stop].sum()) for ref, t in units], np.int64),
+        min_version=np.array([_min_version(ref.sample, turn) for ref, turn in units], np.int64),
+        outcome=tuple(ref.outcome for ref, _ in units),
+        baseline_key=tuple(turn.baseline_key or ref.trajectory.role for ref, turn in units),
+    )
+
+
+def settle(
+    pipeline: Pipeline,
+    *,
+    group: int,
+    task: Task,
+    size: int,
+    episodes: Sequence[Episode | None],
+    arrival: int,
+    policies: Mapping[str, bool],
+    min_group: int,
+) -> dict[str, Verdict]:
+    """One verdict per trainable policy of ``policies`` (name → trainable); frozen ones have none.
+
+    ``episodes[i]`` is None when member i was lost or given up. Raises RunFailed when an algorithm raises or answers
+    with the wrong shape: the group and the policy are named, nothing was changed.
+    """
+    if len(episodes) != size:
+        raise RunFailed(f"group {group} has {size} members, found {len(episodes)} episodes to settle")
+    outcomes = tuple(Outcome.FAILED if each is None else each.outcome for each in episodes)
+    features = {} if not task.features else dict(task.features)
+    verdicts: dict[str, Verdict] = {}
+    for policy in sorted(name for name, trainable in policies.items() if trainable):
+        references = list(samples_of(group, episodes, policy))
+        units = unit_table(group, episodes, policy)
+        versions = [ref.sample.min_version for ref in references if ref.sample.min_version is not None]
+        summary = GroupSummary(
+            group=group,
+            policy=policy,
+            task=msgspec.structs.replace(task, payload={}),
+            size=size,
+            outcomes=outcomes,
+            units=units,
+            min_version=min(versions, default=None),
+            arrival=arrival,
+            features=features,
+        )
+        verdicts[policy] = _judge(pipeline, summary, references, min_group)
+    return verdicts
+
+
+def _judge(pipeline: Pipeline, summary: GroupSummary, references: list[SampleRef], min_group: int) -> Verdict:
+    masked = {ref.sample_id: _data_mask(ref) for ref in references}
+    supervised = any(ref.supervised and masked[ref.sample_id] is None for ref in references)
+    advantages = np.zeros(len(summary.units), np.float32)
+    reason = _too_little(summary, references, min_group)
+    if reason is None and len(summary.units):
+        where = f"group {summary.group}, policy {summary.policy}"
+        advantages = _credit(pipeline, summary, where)
+        reason = _keep(pipeline, summary, advantages, where)
+    if supervised and reason is not None:
+        # Keep and Credit judge rl samples only: the supervised ones beside them are trained all the same.
+        for ref in references:
+            if not ref.supervised:
+                masked[ref.sample_id] = masked[ref.sample_id] or reason
+        reason = None
+    samples = tuple(SampleVerdict(sample_id=name, masked=why) for name, why in masked.items())
+    return Verdict(summary=summary, advantages=advantages, reason=reason, samples=samples)
+
+
+def _data_mask(ref: SampleRef) -> str | None:
+    if ref.outcome is Outcome.FAILED:
+        return FAILED
+    if not ref.supervised and all(turn.reward is None for turn in ref.turns):
+        return UNSCORED
+    return None
+
+
+def _too_little(summary: GroupSummary, references: list[SampleRef], min_group: int) -> str | None:
+    """A member counts unless it failed, or the policy spoke in it and nothing of that was scored."""
+    failed = {index for index, outcome in enumerate(summary.outcomes) if outcome is Outcome.FAILED}
+    spoke = {int(index) for index in summary.units.episode} - failed
+    scored = {int(index) for index in summary.units.episode[summary.units.counts]}
+    trainable = bool(scored) or any(ref.supervised and ref.episode not in failed for ref in references)
+    if summary.size - len(failed) - len(spoke - scored) < min_group:
+        return TOO_FEW
+    if not trainable:
+        return NOT_PLAYED
+    return None
+
+
+def _credit(pipeline: Pipeline, summary: GroupSummary, where: str) -> Array:
+    name = type(pipeline.credit).__name__
+    try:
+        advantages = pipeline.credit.group(summary.units)
+    except Exception as error:
+        raise RunFailed(f"{name}.group raised {error!r} on {where}") from error
+    check_advantages(advantages, summary.units, f"{name}.group on {where}")
+    return np.where(summary.units.counts, advantages, np.float32(0))
+
+
+def _keep(pipeline: Pipeline, summary: GroupSummary, advantages: Array, where: str) -> str | None:
+    for keep in pipeline.keep:
+        try:
+            reason = keep.verdict(summary, advantages)
+        except Exception as error:
+            raise RunFailed(f"{type(keep).__name__}.verdict raised {error!r} on {where}") from error
+        if reason is not None:
+            return reason
+    return None
+
+
+def check_advantages(advantages: Any, units: UnitTable, what: str) -> None:
+    """Raises RunFailed unless ``advantages`` is finite float32 [U] where units count."""
+    if not isinstance(advantages, np.ndarray) or advantages.dtype != np.float32 or advantages.shape != (len(units),):
+        found = (
+            (advantages.dtype, advantages.shape) if isinstance(advantages, np.ndarray) else type(advantages).__name__
+        )
+        raise RunFailed(f"{what} must answer float32 [{len(units)}], one advantage per unit, found {found}")
+    if not np.isfinite(advantages[units.counts]).all():
+        raise RunFailed(f"{what} answered an advantage that is not finite")
+
+
+def _min_version(sample: Sample, turn: Turn) -> int:
+    versions = [s.version for s in sample.spans if s.start < turn.stop and turn.start < s.stop]
+    oldest = min(versions, default=None)
+    if oldest is None:
+        oldest = sample.min_version
+    return 0 if oldest is None else oldest
