@@ -85,7 +85,8 @@ def test_tasks_are_kept_and_queues_are_bounded(repo: Path) -> None:
                     if owner in ("asyncio", "loop", "asyncio.get_running_loop()"):
                         found.append(f"{path}:{node.lineno} task not kept")
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ("asyncio.Queue", "queue.Queue"):
-                if not node.args and not any(k.arg == "maxsize" for k in node.keywords):
+                bounded = node.args or any(k.arg == "maxsize" for k in node.keywords)
+                if not bounded:
                     found.append(f"{path}:{node.lineno} unbounded queue")
     assert not found, "\n".join(found)
 
