@@ -126,6 +126,14 @@ class Keep(Protocol):
         """None: keep. Else the reason, which is also the metric's name."""
 
 
+@runtime_checkable
+class Mask(Protocol):
+    """A Keep may also be one: of a kept group, some samples take no gradient; their rewards stay in the baseline."""
+
+    def mask(self, summary: GroupSummary) -> dict[str, str]:
+        """sample_id → reason, of the samples to mask."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadyGroup:
     """A kept group waiting to be cut."""

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from astraflow.algorithms.base import GroupSummary, UnitTable
+from astraflow.algorithms.base import GroupSummary, Mask, UnitTable
 from astraflow.algorithms.pipeline import Pipeline
 from astraflow.errors import RunFailed
 from astraflow.types import Array, Episode, Outcome, Sample, SampleKind, Task, Trajectory, Turn
@@ -147,18 +147,21 @@ def settle(
 
 def _judge(pipeline: Pipeline, summary: GroupSummary, references: list[SampleRef], min_group: int) -> Verdict:
     masked = {ref.sample_id: _data_mask(ref) for ref in references}
-    supervised = any(ref.supervised and masked[ref.sample_id] is None for ref in references)
+    rl = [ref.sample_id for ref in references if not ref.supervised]
     advantages = np.zeros(len(summary.units), np.float32)
     reason = _too_little(summary, references, min_group)
-    if reason is None and len(summary.units):
+    if reason is None and rl:
         where = f"group {summary.group}, policy {summary.policy}"
         advantages = _credit(pipeline, summary, where)
         reason = _keep(pipeline, summary, advantages, where)
-    if supervised and reason is not None:
+        if reason is None:
+            asked = _mask(pipeline, summary, where)
+            masked.update({name: asked.get(name) for name in rl if masked[name] is None})
+            if all(masked[name] for name in rl):
+                reason = next((asked[name] for name in rl if name in asked), UNSCORED)
+    if reason is not None and any(ref.supervised and masked[ref.sample_id] is None for ref in references):
         # Keep and Credit judge rl samples only: the supervised ones beside them are trained all the same.
-        for ref in references:
-            if not ref.supervised:
-                masked[ref.sample_id] = masked[ref.sample_id] or reason
+        masked.update({name: masked[name] or reason for name in rl})
         reason = None
     samples = tuple(SampleVerdict(sample_id=name, masked=why) for name, why in masked.items())
     return Verdict(summary=summary, advantages=advantages, reason=reason, samples=samples)
@@ -204,6 +207,18 @@ def _keep(pipeline: Pipeline, summary: GroupSummary, advantages: Array, where: s
         if reason is not None:
             return reason
     return None
+
+
+def _mask(pipeline: Pipeline, summary: GroupSummary, where: str) -> dict[str, str]:
+    masked: dict[str, str] = {}
+    for keep in pipeline.keep:
+        if isinstance(keep, Mask):
+            try:
+                asked = keep.mask(summary)
+            except Exception as error:
+                raise RunFailed(f"{type(keep).__name__}.mask raised {error!r} on {where}") from error
+            masked = {**asked, **masked}
+    return masked
 
 
 def check_advantages(advantages: Any, units: UnitTable, what: str) -> None:

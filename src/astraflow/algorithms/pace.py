@@ -1,0 +1,53 @@
+"""May another group start? Optimisations only: they save episodes that would go stale; the cut is what guarantees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from astraflow.algorithms.base import PolicyRoom
+from astraflow.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BoundedStaleness:
+    """As long as any trainable policy has room: the hungriest one sets the pace, what others cannot use is surplus.
+
+    A policy has room while fewer than (max_staleness + 1) × groups_per_batch groups are alive for it (open, kept or in
+    a batch), and never more than its steps left need. Proof that a group then need not go stale: at most that many are
+    served before it, the last of them ``max_staleness`` steps after it was opened.
+    """
+
+    ahead: int | None = None
+    """Batches that may be under way beyond the next one; None: ``max_staleness``, which is also the most."""
+
+    def __post_init__(self) -> None:
+        _check_ahead(self.ahead)
+
+    def may_admit(self, rooms: dict[str, PolicyRoom]) -> bool:
+        return any(has_room(room, ahead=self.ahead) for room in rooms.values())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AllHaveRoom:
+    """Only when every policy that still has steps to do has room: nothing is surplus, the slowest sets the pace."""
+
+    ahead: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_ahead(self.ahead)
+
+    def may_admit(self, rooms: dict[str, PolicyRoom]) -> bool:
+        hungry = [room for room in rooms.values() if room.steps_left > 0]
+        return bool(hungry) and all(has_room(room, ahead=self.ahead) for room in hungry)
+
+
+def has_room(room: PolicyRoom, *, ahead: int | None = None) -> bool:
+    """One inequality: alive groups below what can be served before it goes stale and before the run ends."""
+    alive = room.open_groups + room.kept_groups + room.batched_groups
+    batches = room.max_staleness if ahead is None else min(ahead, room.max_staleness)
+    return alive < min(batches + 1, room.steps_left) * room.groups_per_batch
+
+
+def _check_ahead(ahead: int | None) -> None:
+    if ahead is not None and ahead < 0:
+        raise ConfigError(f"ahead must be at least 0 batches or None (max_staleness), found {ahead}")
