@@ -1,0 +1,107 @@
+"""What one seed stands for: the shape of the run, how bad the network is, and when somebody pulls which plug."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from astraflow.testing.faulty import Faults
+
+CRASHES = ("dataflow", "dataflow_transaction", "worker", "trainer", "trainer_old_checkpoint")
+ACTIONS = (*CRASHES, "cut", "wall_jump", "slow_worker", "join", "leave", "drain")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyPlan:
+    name: str
+    max_staleness: int
+    groups_per_batch: int
+    checkpoint_every: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Act:
+    """Something that happens to the run at a virtual time."""
+
+    at_s: float
+    what: str
+    """One of ``ACTIONS``."""
+    pick: float
+    """In [0, 1): which worker, which policy, which statement of a transaction."""
+    seconds: float
+    """How long it lasts: the outage, the cut, the size of a jump."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """Drawn from a seed alone; two equal plans give one history."""
+
+    seed: int
+    steps: int
+    workers: int
+    slots: int
+    group_size: int
+    policies: tuple[PolicyPlan, ...]
+    shared_roles: bool
+    """Two roles play one policy, or each its own."""
+    evaluate: bool
+    supervised_groups: int
+    """So many groups of supervised rows before reinforcement begins."""
+    window: int | None
+    wait_for_all: bool
+    """Pace: all policies need room, else the hungriest sets it."""
+    workflow_faults: float
+    """Chance that an episode raises, hangs, or is graded with nonsense."""
+    poison: bool
+    """One batch kills its trainer twice."""
+    faults: Faults
+    acts: tuple[Act, ...]
+    faults_stop_s: float
+    """From here on everything works: the run must end."""
+    unwatched: bool = field(default=False)
+
+    @staticmethod
+    def draw(seed: int) -> Plan:
+        rng = random.Random(f"plan/{seed}")
+        count = rng.choice((1, 1, 2))
+        policies = tuple(
+            PolicyPlan(
+                name=("solver", "critic")[n],
+                max_staleness=rng.choice((0, 1, 1, 2, 4)),
+                groups_per_batch=rng.choice((1, 2, 3)),
+                checkpoint_every=rng.choice((1, 1, 2, 3)),
+            )
+            for n in range(count)
+        )
+        stop = rng.uniform(20, 120)
+        rate = rng.choice((0.0, 0.01, 0.05, 0.15))
+        return Plan(
+            seed=seed,
+            steps=rng.randint(3, 6),
+            workers=rng.randint(1, 4),
+            slots=rng.choice((1, 2, 4, 8)),
+            group_size=rng.choice((2, 2, 3, 4)),
+            policies=policies,
+            shared_roles=rng.random() < 0.3,
+            evaluate=rng.random() < 0.5,
+            supervised_groups=rng.choice((0, 0, 0, 2)),
+            window=rng.choice((None, None, 8)),
+            wait_for_all=rng.random() < 0.3,
+            workflow_faults=rng.choice((0.0, 0.0, 0.05, 0.15)),
+            poison=rng.random() < 0.2,
+            faults=Faults.some(rate),
+            acts=_acts(rng, stop),
+            faults_stop_s=stop,
+        )
+
+
+def _acts(rng: random.Random, stop: float) -> tuple[Act, ...]:
+    """Some runs are left in peace, most get a few blows, some get one after the other."""
+    mean_s = rng.choice((1e9, 20.0, 8.0, 4.0))
+    acts: list[Act] = []
+    at = rng.expovariate(1 / mean_s)
+    while at < stop:
+        seconds = rng.choice((0.2, 3.0, 12.0, 25.0)) * rng.uniform(0.5, 1.5)
+        acts.append(Act(at_s=at, what=rng.choice(ACTIONS), pick=rng.random(), seconds=seconds))
+        at += rng.expovariate(1 / mean_s)
+    return tuple(acts)

@@ -1,0 +1,106 @@
+"""A process that can be killed at any await and that somebody starts again, as the launcher does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from astraflow.errors import AstraFlowError
+from astraflow.testing.simulator.history import History
+
+
+class Killed(BaseException):
+    """Raised out of everything that a dead process still tries to do; no ``except Exception`` can hold it back."""
+
+
+@dataclass(kw_only=True)
+class Life:
+    """One start of a process: what dies with it asks here whether it still may."""
+
+    number: int
+    dead: bool = False
+
+    def check(self) -> None:
+        if self.dead:
+            raise Killed
+
+
+class Process:
+    """``start(life)`` runs one life; it ends by returning (the work is done), by a crash, or by an error of its own."""
+
+    def __init__(
+        self,
+        name: str,
+        start: Callable[[Life], Awaitable[None]],
+        *,
+        history: History,
+        restart_s: Callable[[], float],
+        on_death: Callable[[Life], None] | None = None,
+    ) -> None:
+        self.name = name
+        self.finished = False
+        self.stays_down = False
+        """Set before a crash: a machine that is gone for good."""
+        self.deaths_by_error = 0
+        self._start = start
+        self._history = history
+        self._restart_s = restart_s
+        self._on_death = on_death
+        self._life = Life(number=0)
+        self._task: asyncio.Future[None] | None = None
+        self._down_s: float | None = None
+
+    async def run(self) -> None:
+        """Lives one after the other until one of them returns."""
+        while True:
+            self._life = Life(number=self._life.number + 1)
+            if await self._live(self._life):
+                self.finished = True
+                return
+            if self.stays_down:
+                return
+            await asyncio.sleep(self._down_s if self._down_s is not None else self._restart_s())
+            self._down_s = None
+
+    async def _live(self, life: Life) -> bool:
+        self._task = asyncio.ensure_future(self._start(life))
+        self._task_name()
+        try:
+            await self._task
+            done = not life.dead
+        except asyncio.CancelledError:
+            if not life.dead:
+                self._task.cancel()
+                raise
+            done = False
+        except Killed:
+            done = False
+        except AstraFlowError as error:
+            if not life.dead:
+                self.deaths_by_error += 1
+                self._history.note(f"{self.name} died of {error.kind}: {error}")
+                self._history.faults[f"died/{self.name.rstrip('0123456789')}/{error.kind}"] += 1
+            done = False
+        finally:
+            life.dead = True
+        return done
+
+    def _task_name(self) -> None:
+        if isinstance(self._task, asyncio.Task):
+            self._task.set_name(f"{self.name}#{self._life.number}")
+
+    @property
+    def alive(self) -> bool:
+        return self._task is not None and not self._task.done() and not self._life.dead
+
+    def crash(self, down_s: float | None = None) -> bool:
+        """Kill it where it stands; False if it is not running. ``down_s``: how long until it is started again."""
+        if not self.alive or self._task is None:
+            return False
+        self._life.dead = True
+        self._down_s = down_s
+        if self._on_death is not None:
+            self._on_death(self._life)
+        self._task.cancel()
+        return True
