@@ -12,16 +12,20 @@ from astraflow.types import Array, Outcome
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DropZeroVariance:
-    """Drops a group without signal: no unit with an advantage has a key whose rewards differ.
+    """Drops a group without signal: ``zero_variance``, or ``no_baseline`` where nobody had anyone to be compared with.
 
-    Rewards are compared exactly, never by their deviation (F34). A key that a single episode played has nothing to be
-    compared with: its advantage, if any, was given on purpose (``Returns``) and counts as signal.
+    Signal is a unit with an advantage whose key has different rewards. They are compared exactly, never by their
+    deviation (F34). A key that a single episode played has nothing to be compared with: its advantage, if any, was
+    given on purpose (``Returns``) and counts as signal.
     """
 
     def verdict(self, summary: GroupSummary, advantages: Array) -> str | None:
         units = summary.units
-        informative = np.array([_informative(units, key) for key in units.baseline_key], np.bool_)
-        return None if np.any(informative & units.counts & (advantages != 0)) else "zero_variance"
+        alone = {key: _episodes(units, key) < 2 for key in set(units.baseline_key)}
+        informative = np.array([alone[key] or _differ(units, key) for key in units.baseline_key], np.bool_)
+        if np.any(informative & units.counts & (advantages != 0)):
+            return None
+        return "no_baseline" if all(alone.values()) else "zero_variance"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +45,14 @@ class DropTruncated:
         }
 
 
-def _informative(units: UnitTable, key: str) -> bool:
-    rows = units.counts & np.array([each == key for each in units.baseline_key], np.bool_)
-    rewards = units.reward[rows]
-    return len(rewards) > 0 and (len(set(units.episode[rows].tolist())) == 1 or bool(rewards.min() != rewards.max()))
+def _rows(units: UnitTable, key: str) -> Array:
+    return units.counts & np.array([each == key for each in units.baseline_key], np.bool_)
+
+
+def _episodes(units: UnitTable, key: str) -> int:
+    return len(set(units.episode[_rows(units, key)].tolist()))
+
+
+def _differ(units: UnitTable, key: str) -> bool:
+    rewards = units.reward[_rows(units, key)]
+    return len(rewards) > 0 and bool(rewards.min() != rewards.max())

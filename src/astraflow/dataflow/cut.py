@@ -9,12 +9,11 @@ import numpy as np
 
 from astraflow.algorithms.base import UnitTable
 from astraflow.algorithms.pipeline import Pipeline
-from astraflow.dataflow.settle import SampleRef, check_advantages, samples_of, unit_table
+from astraflow.dataflow.settle import NO_TOKENS, SampleRef, check_advantages, samples_of, unit_table
 from astraflow.errors import RunFailed
 from astraflow.types import AdvantageRun, Array, Episode, Row, Sample
 
 STALE = "stale"
-NO_TOKENS = "no_tokens"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

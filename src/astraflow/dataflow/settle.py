@@ -21,6 +21,7 @@ TOO_FEW = "too_few"
 NOT_PLAYED = "not_played"
 FAILED = "failed"
 UNSCORED = "unscored"
+NO_TOKENS = "no_tokens"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +44,8 @@ class Verdict:
     """None: kept. Else dropped for this reason."""
     samples: tuple[SampleVerdict, ...]
     """Every sample that the policy has in the group, supervised ones included, in row order."""
+    newest: int | None = None
+    """Version of the sample that may be trained the longest: once it is stale, the group is. None: it never is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,7 +127,7 @@ def settle(
     if len(episodes) != size:
         raise RunFailed(f"group {group} has {size} members, found {len(episodes)} episodes to settle")
     outcomes = tuple(Outcome.FAILED if each is None else each.outcome for each in episodes)
-    features = {} if not task.features else dict(task.features)
+    features = _features(task, episodes)
     verdicts: dict[str, Verdict] = {}
     for policy in sorted(name for name, trainable in policies.items() if trainable):
         references = list(samples_of(group, episodes, policy))
@@ -145,6 +148,21 @@ def settle(
     return verdicts
 
 
+def _features(task: Task, episodes: Sequence[Episode | None]) -> dict[str, Array]:
+    """The task's own, and ``episode.NAME`` float64 [G, …] of the episodes', NaN where a member has none.
+
+    A name whose arrays differ in shape from member to member is left out: it cannot be compared.
+    """
+    features = dict(task.features)
+    for name in sorted({name for each in episodes if each is not None for name in each.features}):
+        found = [None if each is None else each.features.get(name) for each in episodes]
+        shapes = {array.shape for array in found if array is not None}
+        if len(shapes) == 1:
+            absent = np.full(shapes.pop(), np.nan)
+            features[f"episode.{name}"] = np.stack([absent if a is None else a.astype(np.float64) for a in found])
+    return features
+
+
 def _judge(pipeline: Pipeline, summary: GroupSummary, references: list[SampleRef], min_group: int) -> Verdict:
     masked = {ref.sample_id: _data_mask(ref) for ref in references}
     rl = [ref.sample_id for ref in references if not ref.supervised]
@@ -157,22 +175,43 @@ def _judge(pipeline: Pipeline, summary: GroupSummary, references: list[SampleRef
         if reason is None:
             asked = _mask(pipeline, summary, where)
             masked.update({name: asked.get(name) for name in rl if masked[name] is None})
-            if all(masked[name] for name in rl):
-                reason = next((asked[name] for name in rl if name in asked), UNSCORED)
+            reason = _all_masked([masked[name] for name in rl])
     if reason is not None and any(ref.supervised and masked[ref.sample_id] is None for ref in references):
         # Keep and Credit judge rl samples only: the supervised ones beside them are trained all the same.
         masked.update({name: masked[name] or reason for name in rl})
         reason = None
     samples = tuple(SampleVerdict(sample_id=name, masked=why) for name, why in masked.items())
-    return Verdict(summary=summary, advantages=advantages, reason=reason, samples=samples)
+    return Verdict(
+        summary=summary,
+        advantages=advantages,
+        reason=reason,
+        samples=samples,
+        newest=_newest([ref for ref in references if masked[ref.sample_id] is None]),
+    )
 
 
 def _data_mask(ref: SampleRef) -> str | None:
     if ref.outcome is Outcome.FAILED:
         return FAILED
-    if not ref.supervised and all(turn.reward is None for turn in ref.turns):
+    if ref.supervised:
+        return None if ref.sample.sampled.any() else NO_TOKENS
+    scored = [turn for turn in ref.turns if turn.reward is not None]
+    if not scored:
         return UNSCORED
-    return None
+    return None if any(ref.sample.sampled[turn.start : turn.stop].any() for turn in scored) else NO_TOKENS
+
+
+def _all_masked(reasons: list[str | None]) -> str | None:
+    """Why the group is dropped if no sample may be trained: the first reason that is not already a member's own."""
+    found = [reason for reason in reasons if reason is not None]
+    if len(found) < len(reasons):
+        return None
+    return next((reason for reason in found if reason not in (FAILED, UNSCORED)), UNSCORED)
+
+
+def _newest(trainable: list[SampleRef]) -> int | None:
+    versions = [ref.sample.min_version for ref in trainable]
+    return None if None in versions else max((v for v in versions if v is not None), default=None)
 
 
 def _too_little(summary: GroupSummary, references: list[SampleRef], min_group: int) -> str | None:
