@@ -18,6 +18,8 @@ AstraFlowError
     TooLarge               413  body over the limit
     StorageFull            507  dataflow cannot write; it takes no work until space is back
   Unavailable              503  could not be reached or is starting; the only error that a client retries
+  ServerError              the other side failed in a way that it did not foresee; its log has the cause
+  ProtocolError            an answer is not one of ours: another program or version listens there
   TimedOut                 a named wait reached its deadline
   ConfigError              a recipe, setting or argument is wrong; found before anything starts
   DigestMismatch           bytes or weights are not what their digest says
@@ -98,6 +100,14 @@ class StorageFull(Refused):
 
 class Unavailable(AstraFlowError):
     status = 503
+
+
+class ServerError(AstraFlowError):
+    status = 500
+
+
+class ProtocolError(AstraFlowError):
+    status = 502
 
 
 class TimedOut(AstraFlowError):

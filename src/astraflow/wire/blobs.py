@@ -1,0 +1,29 @@
+"""What a server asks of a weight store. Calls block: the server makes them in a thread."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+
+class Incoming(Protocol):
+    """A file on its way in: invisible until ``commit``."""
+
+    def write(self, chunk: bytes) -> None:
+        """Append. Raises StorageFull."""
+
+    def commit(self) -> None:
+        """Verify, make durable and visible. Raises DigestMismatch; the file is then gone."""
+
+    def abort(self) -> None:
+        """Forget it. May follow anything, any number of times."""
+
+
+class Blobs(Protocol):
+    """Immutable files by SHA-256; ``weights.store.DirStore`` is one."""
+
+    def path(self, sha256: str) -> Path | None:
+        """Where the file lies, if it is here."""
+
+    def incoming(self, sha256: str) -> Incoming:
+        """Begin to receive a file. Raises StorageFull."""

@@ -1,0 +1,57 @@
+"""Names that strangers choose and that become keys, file names and log words (F94)."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from astraflow.errors import BadRequest
+from astraflow.types import Manifest
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}", re.ASCII)
+_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_DEVICES = {"con", "prn", "aux", "nul"} | {f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10)}
+NAME_FIELDS = ("policy", "worker", "name", "component", "incarnation", "trainer")
+"""Fields of requests that hold a name, wherever they occur."""
+
+
+def require_name(value: str, what: str) -> str:
+    """``value`` if it is a safe name: [A-Za-z0-9._-]{1,128}, not ``.`` or ``..``, not a device of some system."""
+    if not _NAME.fullmatch(value) or value in (".", "..") or value.split(".")[0].lower() in _DEVICES:
+        raise BadRequest(f"{what} must match [A-Za-z0-9._-]{{1,128}} and be no reserved name, found {value[:40]!r}")
+    return value
+
+
+def require_sha256(value: str, what: str) -> str:
+    """``value`` if it is a SHA-256 in lower-case hexadecimal."""
+    if not _SHA256.fullmatch(value):
+        raise BadRequest(f"{what} must be 64 lower-case hexadecimal digits, found {value[:40]!r}")
+    return value
+
+
+def require_manifest(manifest: Manifest) -> Manifest:
+    """``manifest`` if its names may become file names and its files can be addressed."""
+    require_name(manifest.policy, "Manifest.policy")
+    seen = set()
+    for file in manifest.files:
+        require_name(file.name, "WeightFile.name")
+        require_sha256(file.sha256, "WeightFile.sha256")
+        if file.size_bytes < 0 or file.name in seen:
+            raise BadRequest(f"Manifest of {manifest.policy} names {file.name} twice or with a negative size")
+        seen.add(file.name)
+    return manifest
+
+
+def require_names(request: Any) -> None:
+    """Check every name in a request, and its manifest if it has one."""
+    kind = type(request).__name__
+    for field in NAME_FIELDS:
+        value = getattr(request, field, None)
+        if value is not None:
+            require_name(value, f"{kind}.{field}")
+    manifest = getattr(request, "manifest", None)
+    if manifest is not None:
+        require_manifest(manifest)
+    capabilities = getattr(request, "capabilities", None)
+    for policy in capabilities.policies if capabilities is not None else ():
+        require_name(policy, f"{kind}.capabilities.policies")
