@@ -1,0 +1,184 @@
+"""The composition, and the kit that every algorithm must pass, tried on broken ones too."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from astraflow.algorithms.base import Admission
+from astraflow.algorithms.credit import GroupMean, Returns, Whitened
+from astraflow.algorithms.curate import Mixture, Shuffled, Stage, Stages
+from astraflow.algorithms.keep import DropTruncated, DropZeroVariance
+from astraflow.algorithms.pace import AllHaveRoom, BoundedStaleness
+from astraflow.algorithms.select import EarliestDeadline, Fifo
+from astraflow.errors import ConfigError
+from astraflow.tasks.lists import ListTasks
+from astraflow.testing.check_algorithm import check_algorithm
+from astraflow.types import Task
+from tests.unit.dataflow_pure.build import pipeline
+
+TASKS = ListTasks("rows", [Task(key=str(i)) for i in range(5)])
+
+
+def shuffled(**more) -> Shuffled:
+    return Shuffled(TASKS, group_size=4, **more)
+
+
+SHIPPED = {
+    "GroupMean": GroupMean,
+    "GroupMean mean only": lambda: GroupMean(std=False),
+    "GroupMean leave one out": lambda: GroupMean(std=False, leave_one_out=True),
+    "Returns": Returns,
+    "Whitened": lambda: Whitened(credit=GroupMean()),
+    "DropZeroVariance": DropZeroVariance,
+    "DropTruncated": DropTruncated,
+    "EarliestDeadline": EarliestDeadline,
+    "EarliestDeadline windowed": lambda: EarliestDeadline(window=4),
+    "Fifo": Fifo,
+    "BoundedStaleness": BoundedStaleness,
+    "AllHaveRoom": AllHaveRoom,
+    "Shuffled": shuffled,
+    "Shuffled twice": lambda: shuffled(epochs=2),
+    "Stages": lambda: Stages([Stage(curate=shuffled(), groups=3), Stage(curate=shuffled(seed=2))]),
+    "Mixture": lambda: Mixture([shuffled(epochs=1), shuffled(seed=5)], weights=[1, 2]),
+}
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_shipped_algorithm_passes_the_kit(name):
+    check_algorithm(SHIPPED[name])
+
+
+class Forgetful:
+    """Does not write its position down."""
+
+    def __init__(self):
+        self.position = 0
+
+    def next(self):
+        self.position += 1
+        return Admission(task=Task(key=str(self.position)), episodes=1)
+
+    def observe(self, summary):
+        pass
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+class Unseeded(Forgetful):
+    """Two of them differ."""
+
+    made = 0
+
+    def __init__(self):
+        Unseeded.made += 1
+        self.position = Unseeded.made * 100
+
+
+class WideState(Forgetful):
+    """A generator's 128 bits do not fit into msgpack."""
+
+    def state_dict(self):
+        return {"position": np.random.default_rng(0).bit_generator.state["state"]["state"]}
+
+
+class Objects(Forgetful):
+    def state_dict(self):
+        return {"position": {1, 2}}
+
+
+class Meddling(Returns):
+    """Writes into its argument."""
+
+    def group(self, units):
+        units.reward[:] = 0
+        return super().group(units)
+
+
+class Wide(Returns):
+    def group(self, units):
+        return np.zeros(len(units))
+
+
+class Leaky(Returns):
+    """A unit that does not count gets an advantage."""
+
+    def group(self, units):
+        return np.ones(len(units), np.float32)
+
+
+class Chatty:
+    def verdict(self, summary, advantages):
+        return "Because I say so!"
+
+
+class Greedy:
+    def pick(self, ready, *, need, oldest_open):
+        return [group.group for group in ready]
+
+
+class Shut:
+    def may_admit(self, rooms):
+        return False
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (Forgetful, "after a resume at round 1 the choices differ"),
+        (Unseeded, "two equal objects differ"),
+        (WideState, "beyond 64 bits"),
+        (Objects, "only msgpack types and arrays"),
+        (Meddling, "the unit table was changed"),
+        (Wide, "must be float32"),
+        (Leaky, "does not count got an advantage"),
+        (Chatty, "a reason is a metric's name"),
+        (Greedy, "exactly need=1"),
+        (Shut, "let the first group of a run in"),
+        (object, "answers none of the five questions"),
+    ],
+)
+def test_the_kit_catches(broken, message):
+    with pytest.raises(AssertionError, match=message):
+        check_algorithm(broken)
+
+
+def test_f70_pipeline_state_round_trip():
+    first = pipeline(curate=shuffled(), keep=(DropZeroVariance(),))
+    head = [first.curate.next() for _ in range(7)]
+    second = pipeline(curate=shuffled(), keep=(DropZeroVariance(),))
+    second.load_state_dict(first.state_dict())
+    assert first.state_dict().keys() == {"curate"}, "only what has a state is written"
+    assert [first.curate.next() for _ in range(7)] == [second.curate.next() for _ in range(7)]
+    assert head[0] is not None
+
+
+def test_state_of_another_composition_is_refused():
+    class Stateful(DropZeroVariance):
+        def state_dict(self):
+            return {"seen": 1}
+
+        def load_state_dict(self, state):
+            pass
+
+    state = pipeline(keep=(DropTruncated(), Stateful())).state_dict()
+    assert state["keep.1"] == {"seen": 1}
+    with pytest.raises(ConfigError, match=r"pipeline state is of \['curate', 'keep.1'\], this recipe has \['curate'\]"):
+        pipeline().load_state_dict(state)
+
+
+@pytest.mark.parametrize("place", ["curate", "pace", "credit", "select"])
+def test_a_part_that_answers_another_question_is_refused(place):
+    with pytest.raises(ConfigError, match=f"Pipeline.{place} must be a {place.title()}, found DropZeroVariance"):
+        pipeline(**{place: DropZeroVariance()})
+
+
+def test_a_class_instead_of_an_object_is_refused():
+    with pytest.raises(ConfigError, match=r"Pipeline.credit must be a Credit, found GroupMean \(the class"):
+        pipeline(credit=GroupMean)
+    with pytest.raises(ConfigError, match=r"Pipeline.keep\[1\] must be a Keep, found GroupMean"):
+        pipeline(keep=[DropTruncated(), GroupMean()])
