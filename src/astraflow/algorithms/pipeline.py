@@ -21,6 +21,8 @@ class Pipeline:
     select: Select
 
     def __post_init__(self) -> None:
+        if not isinstance(self.keep, tuple | list):
+            raise ConfigError(f"Pipeline.keep must be a list of Keep objects, found {type(self.keep).__name__}")
         object.__setattr__(self, "keep", tuple(self.keep))
         _require("curate", self.curate, Curate)
         _require("pace", self.pace, Pace)

@@ -9,7 +9,7 @@ import numpy as np
 
 from astraflow.algorithms.base import UnitTable
 from astraflow.algorithms.pipeline import Pipeline
-from astraflow.dataflow.settle import NO_TOKENS, SampleRef, check_advantages, samples_of, unit_table
+from astraflow.dataflow.settle import NO_TOKENS, SampleRef, asked, check_advantages, samples_of, unit_table
 from astraflow.errors import RunFailed
 from astraflow.types import AdvantageRun, Array, Episode, Row, Sample
 
@@ -115,15 +115,15 @@ def _credit_batch(
     credited = [each.group for each in groups if each.use == 0 and len(units[each.group])]
     if not credited:
         return advantages
-    name = f"{type(pipeline.credit).__name__}.batch"
-    try:
-        answers = pipeline.credit.batch([units[g] for g in credited], [advantages[g] for g in credited])
-    except Exception as error:
-        raise RunFailed(f"{name} raised {error!r} on policy {policy}, groups {credited}") from error
+    name = f"{type(pipeline.credit).__name__}.batch on policy {policy}"
+    given = [advantages[number] for number in credited]
+    answers = asked(
+        f"{name}, groups {credited}", lambda: pipeline.credit.batch([units[number] for number in credited], given)
+    )
     if len(answers) != len(credited):
         raise RunFailed(f"{name} must answer {len(credited)} arrays, found {len(answers)}")
     for group, answer in zip(credited, answers, strict=True):
-        check_advantages(answer, units[group], f"{name} on group {group}, policy {policy}")
+        check_advantages(answer, units[group], f"{name}, group {group}")
         advantages[group] = answer
     return advantages
 

@@ -5,9 +5,10 @@ Statistics never depend on position: every unit knows its episode and key, membe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -16,6 +17,8 @@ from astraflow.algorithms.base import GroupSummary, Mask, UnitTable
 from astraflow.algorithms.pipeline import Pipeline
 from astraflow.errors import RunFailed
 from astraflow.types import Array, Episode, Outcome, Sample, SampleKind, Task, Trajectory, Turn
+
+Answer = TypeVar("Answer")
 
 TOO_FEW = "too_few"
 NOT_PLAYED = "not_played"
@@ -228,21 +231,15 @@ def _too_little(summary: GroupSummary, references: list[SampleRef], min_group: i
 
 
 def _credit(pipeline: Pipeline, summary: GroupSummary, where: str) -> Array:
-    name = type(pipeline.credit).__name__
-    try:
-        advantages = pipeline.credit.group(summary.units)
-    except Exception as error:
-        raise RunFailed(f"{name}.group raised {error!r} on {where}") from error
-    check_advantages(advantages, summary.units, f"{name}.group on {where}")
+    what = f"{type(pipeline.credit).__name__}.group on {where}"
+    advantages = asked(what, lambda: pipeline.credit.group(summary.units))
+    check_advantages(advantages, summary.units, what)
     return np.where(summary.units.counts, advantages, np.float32(0))
 
 
 def _keep(pipeline: Pipeline, summary: GroupSummary, advantages: Array, where: str) -> str | None:
     for keep in pipeline.keep:
-        try:
-            reason = keep.verdict(summary, advantages)
-        except Exception as error:
-            raise RunFailed(f"{type(keep).__name__}.verdict raised {error!r} on {where}") from error
+        reason = asked(f"{type(keep).__name__}.verdict on {where}", partial(keep.verdict, summary, advantages))
         if reason is not None:
             return reason
     return None
@@ -252,12 +249,16 @@ def _mask(pipeline: Pipeline, summary: GroupSummary, where: str) -> dict[str, st
     masked: dict[str, str] = {}
     for keep in pipeline.keep:
         if isinstance(keep, Mask):
-            try:
-                asked = keep.mask(summary)
-            except Exception as error:
-                raise RunFailed(f"{type(keep).__name__}.mask raised {error!r} on {where}") from error
-            masked = {**asked, **masked}
+            masked = {**asked(f"{type(keep).__name__}.mask on {where}", partial(keep.mask, summary)), **masked}
     return masked
+
+
+def asked(what: str, question: Callable[[], Answer]) -> Answer:
+    """An algorithm's answer. Raises RunFailed, with what was asked, whatever it raises."""
+    try:
+        return question()
+    except Exception as error:  # user code may raise anything: it stops the run and is named, nothing is swallowed
+        raise RunFailed(f"{what} raised {error!r}") from error
 
 
 def check_advantages(advantages: Any, units: UnitTable, what: str) -> None:

@@ -182,3 +182,5 @@ def test_a_class_instead_of_an_object_is_refused():
         pipeline(credit=GroupMean)
     with pytest.raises(ConfigError, match=r"Pipeline.keep\[1\] must be a Keep, found GroupMean"):
         pipeline(keep=[DropTruncated(), GroupMean()])
+    with pytest.raises(ConfigError, match=r"Pipeline.keep must be a list of Keep objects, found DropTruncated"):
+        pipeline(keep=DropTruncated())

@@ -318,12 +318,12 @@ class AngryMask(MaskTruncated):
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({"credit": Raising()}, r"Raising.group raised ZeroDivisionError\('x'\) on group 7, policy m0"),
+        ({"credit": Raising()}, r"Raising.group on group 7, policy m0 raised ZeroDivisionError\('x'\)"),
         ({"credit": WrongShape()}, r"WrongShape.group on group 7, policy m0 must answer float32 \[2\]"),
         ({"credit": NoArray()}, "found list"),
         ({"credit": NotFinite()}, "not finite"),
-        ({"keep": (Angry(),)}, r"Angry.verdict raised KeyError\('k'\) on group 7, policy m0"),
-        ({"keep": (AngryMask(),)}, "AngryMask.mask raised"),
+        ({"keep": (Angry(),)}, r"Angry.verdict on group 7, policy m0 raised KeyError\('k'\)"),
+        ({"keep": (AngryMask(),)}, "AngryMask.mask on group 7, policy m0 raised"),
     ],
 )
 def test_a_broken_algorithm_stops_the_run_and_names_the_group(parts, message):
