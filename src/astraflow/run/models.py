@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -32,7 +31,7 @@ def get(name: str, folder: Path | None = None, *, say: Callable[[str], None] = l
         partial.chmod(0o755)
         _build_smollm2(_gguf_file(), partial)
         if not (target / "config.json").exists():
-            os.replace(partial, target)
+            partial.replace(target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return target

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import string
 import tempfile
@@ -39,7 +38,8 @@ class TinyModel:
     characters: str = string.ascii_letters + string.digits + string.punctuation + " \n"
     """Alphabet in the order of the token ids; anything else is ``<|unknown|>``."""
     seed: int = 0
-    dtype: str = "float32"
+    dtype: str = "bfloat16"
+    """Of the folder, hence of version 0; trainers keep fp32 masters and publish bf16."""
 
     def __post_init__(self) -> None:
         if self.arch not in ("llama", "qwen3"):
@@ -63,7 +63,7 @@ class TinyModel:
             partial.chmod(0o755)
             self._write(partial)
             if not (target / "config.json").exists():
-                os.replace(partial, target)  # a folder onto an absent or empty one
+                partial.replace(target)  # a folder onto an absent or empty one
         except OSError:
             if not (target / "config.json").exists():  # else another process was faster, with the same bits
                 raise

@@ -1,0 +1,191 @@
+"""Settings that contradict each other, found in well under a second and without loading a model (F98).
+
+Each message names both settings and a fix. Ranges of single settings are their owners' business.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from astraflow.algorithms.credit import GroupMean
+from astraflow.errors import ConfigError
+from astraflow.run.recipe import Policy, Recipe
+from astraflow.run.tiny_model import TinyModel
+from astraflow.types import Sampling
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Raises ConfigError for the first contradiction."""
+    for problem in problems(recipe):
+        raise ConfigError(problem)
+
+
+def problems(recipe: Recipe) -> Iterator[str]:
+    """Every contradiction, in the order of the tree."""
+    yield from _roles(recipe)
+    yield from _workflow(recipe)
+    yield from _sampling(recipe)
+    yield from _groups(recipe)
+    yield from _evaluation(recipe)
+    for name, policy in recipe.policies.items():
+        yield from _policy(recipe, name, policy)
+
+
+def _roles(recipe: Recipe) -> Iterator[str]:
+    if len(recipe.policies) > 1 and not recipe.roles:
+        yield (
+            f"Recipe.roles is empty, but there are {len(recipe.policies)} policies ({', '.join(recipe.policies)}); "
+            "say which role each plays"
+        )
+    for role, policy in recipe.roles.items():
+        if policy not in recipe.policies:
+            yield f"Recipe.roles[{role!r}] is {policy!r}, not in Recipe.policies ({', '.join(recipe.policies)})"
+    idle = sorted(set(recipe.policies) - set(recipe.roles.values())) if recipe.roles else []
+    if idle:
+        yield f"policy {idle[0]!r} of Recipe.policies plays no role in Recipe.roles; give it one or leave it out"
+    if recipe.steps > 0 and not recipe.trainable:
+        yield f"Recipe.steps is {recipe.steps}, but no policy has trainable=True; set steps to 0 or train one"
+
+
+def _workflow(recipe: Recipe) -> Iterator[str]:
+    call = recipe.workflow if inspect.isroutine(recipe.workflow) else getattr(recipe.workflow, "__call__", None)  # noqa: B004
+    if isinstance(recipe.workflow, type) or not inspect.iscoroutinefunction(call):
+        found = getattr(recipe.workflow, "__qualname__", type(recipe.workflow).__qualname__)
+        yield f"Recipe.workflow must be an async callable (task, agents) -> Reward, found {found}"
+
+
+def _sampling(recipe: Recipe) -> Iterator[str]:
+    sampling = recipe.sampling
+    if recipe.steps > 0 and sampling.temperature == 0:
+        yield "Recipe.sampling.temperature is 0 and Recipe.steps is above 0: greedy replies cannot be trained; use 1.0"
+    truncated = sampling.top_p < 1 or sampling.top_k > 0
+    if recipe.steps > 0 and truncated and not recipe.allow_truncated_sampling:
+        yield (
+            f"Recipe.sampling has top_p {sampling.top_p} and top_k {sampling.top_k}, which bias the ratios of "
+            "training; use top_p=1, top_k=0, or set Recipe.allow_truncated_sampling=True"
+        )
+    if recipe.rollout.sampling not in (Sampling(), sampling):
+        yield (
+            "Recipe.rollout.sampling and Recipe.sampling differ: one setting in two places; "
+            "set Recipe.sampling and leave rollout.sampling out"
+        )
+    if recipe.rollout.eval_sampling is not None:
+        yield "Recipe.rollout.eval_sampling has no effect: set Recipe.eval.sampling"
+
+
+def _groups(recipe: Recipe) -> Iterator[str]:
+    credit = getattr(recipe.pipeline, "credit", None)
+    if recipe.group_size == 1 and isinstance(credit, GroupMean) and recipe.steps > 0:
+        yield (
+            "Recipe.group_size is 1 and Recipe.pipeline.credit is GroupMean: a group of one has nothing to be compared "
+            "with, every advantage is 0; use group_size of at least 2, or credit=Returns()"
+        )
+    least = recipe.limits.min_group
+    if least is not None and least > recipe.group_size:
+        yield (
+            f"Recipe.limits.min_group is {least} and Recipe.group_size {recipe.group_size}: every group would be "
+            "dropped; lower the first or raise the second"
+        )
+
+
+def _evaluation(recipe: Recipe) -> Iterator[str]:
+    evaluation = recipe.eval
+    if evaluation is None:
+        return
+    if evaluation.policy and evaluation.policy not in recipe.policies:
+        yield f"Recipe.eval.policy {evaluation.policy!r} is not in Recipe.policies ({', '.join(recipe.policies)})"
+    size = evaluation.tasks.size
+    if size is not None and evaluation.count > size:
+        yield f"Recipe.eval.count is {evaluation.count}, but eval.tasks {evaluation.tasks.name!r} has only {size}"
+    if evaluation.every > recipe.steps > 0:
+        yield (
+            f"Recipe.eval.every is {evaluation.every} and Recipe.steps {recipe.steps}: no version in between would be "
+            "evaluated; use every=0 for start and end only"
+        )
+    if evaluation.tasks is recipe.tasks and recipe.steps > 0:
+        yield "Recipe.eval.tasks is Recipe.tasks: held-out tasks would be trained; split them by tasks.held_out"
+    greedy = evaluation.sampling is None or evaluation.sampling.temperature == 0
+    if evaluation.episodes > 1 and greedy:
+        yield (
+            f"Recipe.eval.episodes is {evaluation.episodes} and Recipe.eval.sampling greedy: all would be equal; "
+            "use episodes=1 or a temperature above 0"
+        )
+
+
+def _policy(recipe: Recipe, name: str, policy: Policy) -> Iterator[str]:
+    where = f"Recipe.policies[{name!r}]"
+    if isinstance(policy.model, str | Path) and not _may_exist(policy.model):
+        yield f"{where}.model: there is no folder {policy.model}; 'astraflow models get smollm2' builds one"
+    own = policy.trainer.temperature
+    if policy.trainable and own is not None and own != recipe.sampling.temperature:
+        yield (
+            f"{where}.trainer.temperature is {own} and Recipe.sampling.temperature {recipe.sampling.temperature}: "
+            "one setting in two places; leave the first out"
+        )
+    if policy.trainable:
+        try:
+            policy.trainer.check_steps(recipe.steps)
+        except ConfigError as error:
+            yield f"{where}: {error}"
+    context = model_context(policy)
+    limit = policy.engine.max_context or context
+    if context and policy.engine.max_context > context:
+        yield (
+            f"{where}.engine.max_context is {policy.engine.max_context}, but the model was made for {context} tokens; "
+            "lower the first"
+        )
+    if limit and recipe.sampling.max_tokens >= limit:
+        yield (
+            f"Recipe.sampling.max_tokens is {recipe.sampling.max_tokens} and {where}.engine.max_context {limit}: "
+            "no room is left for a prompt; lower the first"
+        )
+    if recipe.rollout.slots > policy.engine.max_waiting + policy.engine.slots:
+        yield (
+            f"Recipe.rollout.slots is {recipe.rollout.slots}, but {where}.engine takes only "
+            f"{policy.engine.max_waiting + policy.engine.slots} requests; raise engine.max_waiting"
+        )
+
+
+def _may_exist(model: str | Path) -> bool:
+    from astraflow.run.models import KNOWN
+
+    return str(model) in KNOWN or Path(model).expanduser().is_dir()
+
+
+def model_context(policy: Policy) -> int:
+    """Tokens that the model was made for, read from its config.json where that is there already; 0: not known."""
+    if isinstance(policy.model, TinyModel):
+        return policy.model.context
+    found = model_config(policy)
+    context = found.get("max_position_embeddings", 0)
+    return context if isinstance(context, int) else 0
+
+
+def model_config(policy: Policy) -> dict[str, Any]:
+    """config.json of a model that is on disk; empty when it is not built yet."""
+    folder = existing_folder(policy)
+    path = folder / "config.json" if folder else None
+    if path is None or not path.exists():
+        return {}
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from error
+    return found
+
+
+def existing_folder(policy: Policy) -> Path | None:
+    """The model's folder if nothing must be built for it."""
+    from astraflow.run.model_cache import cache_folder
+
+    if isinstance(policy.model, str | Path):
+        folder = Path(policy.model).expanduser()
+        if folder.is_dir():
+            return folder
+        cached = cache_folder() / "smollm2-135m-instruct"
+        return cached if str(policy.model) == "smollm2" and cached.is_dir() else None
+    return None

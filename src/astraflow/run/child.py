@@ -1,0 +1,139 @@
+"""One process of a run: started with a lifeline, a log file, its share of the cores; told to stop, or killed.
+
+The lifeline is the child's standard input: a pipe that only the launcher holds open. When the launcher dies, however
+it dies, the child reads the end and exits: no process outlives its run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+LIFELINE = "ASTRAFLOW_LIFELINE"
+"""Set for processes that a launcher started."""
+ORPHANED = 75
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChildSpec:
+    """What to start."""
+
+    name: str
+    """Of its log file."""
+    arguments: tuple[str, ...]
+    """After ``python -m astraflow.run.cli``."""
+    environment: Mapping[str, str] = field(repr=False)
+    """Beside the launcher's own; holds the token, never shown."""
+    log: Path
+
+
+class Child:
+    """A started process."""
+
+    def __init__(self, spec: ChildSpec, process: asyncio.subprocess.Process, started_s: float) -> None:
+        self.spec = spec
+        self.started_s = started_s
+        self._process = process
+
+    @classmethod
+    async def start(cls, spec: ChildSpec) -> Child:
+        environment = {**os.environ, **spec.environment, LIFELINE: "1", "PYTHONUNBUFFERED": "1"}
+        with spec.log.open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "astraflow.run.cli",
+                *spec.arguments,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+            )
+        return cls(spec, process, asyncio.get_running_loop().time())
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def code(self) -> int | None:
+        """Exit code, negative for a signal; None while it runs."""
+        return self._process.returncode
+
+    async def wait(self) -> int:
+        return await self._process.wait()
+
+    def stop(self) -> None:
+        """Ask for a clean end."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    async def end(self, *, grace_s: float) -> int:
+        """Ask, wait so long, then kill."""
+        self.stop()
+        try:
+            return await asyncio.wait_for(self.wait(), grace_s)
+        except TimeoutError:
+            self.kill()
+            return await self.wait()
+
+    def _signal(self, number: int) -> None:
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+
+    def last_words(self, lines: int = 12) -> str:
+        """The end of its log; first of all the one sentence that it died with, if there is one."""
+        text = read_tail(self.spec.log)
+        sentences = [line for line in text if line.startswith("astraflow: ")]
+        if sentences:
+            return sentences[-1].removeprefix("astraflow: ")
+        return "\n".join(text[-lines:]) or f"nothing in {self.spec.log}"
+
+
+def read_tail(path: Path, size: int = 16384) -> list[str]:
+    """Last complete lines of a text file, without empty ones."""
+    if not path.exists():
+        return []
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - size))
+        return [line for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
+
+
+def hold_lifeline() -> None:
+    """Called by a child: ends this process at once when its launcher is gone."""
+    if not os.environ.get(LIFELINE):
+        return
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        os._exit(ORPHANED)
+
+    threading.Thread(target=watch, name="lifeline", daemon=True).start()
+
+
+def shared_cores(busy: int, cores: int | None = None) -> dict[str, str]:
+    """Environment of a process that shares the machine with ``busy`` heavy ones, itself included.
+
+    Two processes of two spinning OpenMP threads each on two cores run at a thirtieth of their speed.
+    """
+    found = cores or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores or os.cpu_count() or 1
+    threads = str(max(1, found // max(1, busy)))
+    return {
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "OPENBLAS_NUM_THREADS": threads,
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "TOKENIZERS_PARALLELISM": "false",
+    }

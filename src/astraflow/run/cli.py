@@ -1,0 +1,117 @@
+"""``astraflow VERB …``: a table of verbs, each a small file of its own that is imported only when it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from astraflow.errors import AstraFlowError
+
+VERBS: dict[str, str] = {
+    "run": "train: dataflow, rollout services and trainers on this machine",
+    "plan": "resolve a recipe and do its arithmetic; runs nothing",
+    "status": "who does what, who waits for what",
+    "ledger": "where every episode, group and sample of a run is; exit 1 if that does not balance",
+    "trace": "the journey of one episode",
+    "resume": "go on with a run that was stopped",
+    "eval": "held-out score of a model folder",
+    "models get": "build a known model's folder",
+    "models export": "a version of a run as a folder that from_pretrained loads",
+    "bench": "one measurement against a fair rival",
+    "dataflow": "the dataflow service alone",
+    "rollout": "a rollout service alone, for a dataflow elsewhere",
+    "trainer": "the trainer of one policy alone",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code: 0, 1 (the run or command failed), 2 (wrong arguments or recipe), 130 (interrupted)."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
+    try:
+        return _dispatch(words)
+    except AstraFlowError as error:
+        if debug:
+            raise
+        print(f"astraflow: {error}", file=sys.stderr)
+        return 2 if error.kind in ("ConfigError", "BadRequest") else 1
+    except KeyboardInterrupt:
+        print("astraflow: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        return 1
+    except OSError as error:
+        if debug:
+            raise
+        print(f"astraflow: {error}", file=sys.stderr)
+        return 1
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help"):
+        print(_usage())
+        return 0 if words else 2
+    if words[0] == "--version":
+        from importlib.metadata import version
+
+        print(f"astraflow {version('astraflow')}")
+        return 0
+    for length in (2, 1):
+        verb = " ".join(words[:length])
+        if verb in VERBS:
+            return _call(verb, words[length:])
+    print(f"astraflow: {_unknown(words)}", file=sys.stderr)
+    return 2
+
+
+def _call(verb: str, words: list[str]) -> int:
+    import tyro
+
+    module = importlib.import_module(f"astraflow.run.verbs.{verb.replace(' ', '_')}")
+    args = tyro.cli(
+        module.Args,
+        args=_one_value_per_set(words),
+        prog=f"astraflow {verb}",
+        description=f"{module.__doc__}",
+        config=(tyro.conf.PositionalRequiredArgs, tyro.conf.UseAppendAction, tyro.conf.FlagCreatePairsOff),
+    )
+    return int(module.main(args))
+
+
+def _one_value_per_set(words: list[str]) -> list[str]:
+    """``--set a=1 b=2`` is ``--set a=1 --set b=2``."""
+    out: list[str] = []
+    is_open = False
+    for word in words:
+        if word == "--set":
+            is_open = True
+            continue
+        if is_open and not word.startswith("-"):
+            out += ["--set", word]
+            is_open = "=" in word
+            continue
+        is_open = False
+        out.append(word)
+    return out
+
+
+def _unknown(words: list[str]) -> str:
+    import difflib
+
+    typed = " ".join(words[:2])
+    near = difflib.get_close_matches(typed, VERBS, n=1, cutoff=0.4) or difflib.get_close_matches(words[0], VERBS, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"there is no verb {words[0]!r}{hint} 'astraflow --help' lists them"
+
+
+def _usage() -> str:
+    width = max(len(verb) for verb in VERBS) + 2
+    lines = ["usage: astraflow VERB [--help] …", ""]
+    lines += [f"  {verb.ljust(width)}{text}" for verb, text in VERBS.items()]
+    return "\n".join([*lines, "", "Every verb takes --help, and --debug for a traceback."])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

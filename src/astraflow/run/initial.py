@@ -1,0 +1,39 @@
+"""Version 0 of every policy, trained or frozen: from the recipe's model folders into the run's store. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from astraflow.run.layout import RunFolder, write_json
+from astraflow.run.recipe import Recipe
+from astraflow.types import Manifest
+from astraflow.weights.manifest import manifest_of_folder, weight_files_in
+from astraflow.weights.store import DirStore
+
+
+async def publish_initial(
+    run: RunFolder, recipe: Recipe, say: Callable[[str], None] = lambda _: None
+) -> dict[str, Manifest]:
+    """By policy. Doing it again changes nothing: files are named by their content."""
+    if run.initial.exists():
+        return read_initial(run)
+    store = DirStore(run.weights)
+    manifests: dict[str, Manifest] = {}
+    known: dict[Path, Manifest] = {}
+    for name, policy in recipe.policies.items():
+        folder = policy.folder(say)
+        if folder not in known:
+            for path in weight_files_in(folder):
+                await store.put(path, may_link=False)
+            known[folder] = manifest_of_folder(folder, name)
+        manifests[name] = msgspec.structs.replace(known[folder], policy=name)
+    write_json(run.initial, msgspec.to_builtins(manifests))
+    return manifests
+
+
+def read_initial(run: RunFolder) -> dict[str, Manifest]:
+    found: Mapping[str, Manifest] = msgspec.json.decode(run.initial.read_bytes(), type=dict[str, Manifest])
+    return dict(found)

@@ -1,0 +1,126 @@
+"""The run folder: one way out. Every path of it is named here, every small file is written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from astraflow.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """The folder of one run."""
+
+    path: Path
+
+    @property
+    def database(self) -> Path:
+        return self.path / "run.db"
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def trace(self) -> Path:
+        return self.path / "trace.jsonl"
+
+    @property
+    def weights(self) -> Path:
+        return self.path / "weights"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def payloads(self) -> Path:
+        return self.path / "payloads"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def curve(self) -> Path:
+        return self.path / "curve.png"
+
+    @property
+    def endpoint(self) -> Path:
+        """Where dataflow listens: JSON with ``url`` and ``pid``; of the last start."""
+        return self.path / "endpoint.json"
+
+    @property
+    def initial(self) -> Path:
+        """Manifests of version 0, by policy."""
+        return self.path / "initial.json"
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def create(self) -> RunFolder:
+        """Raises ConfigError when a run is already in it: nothing of an older run is ever picked up (F69)."""
+        if self.config.exists() or self.database.exists():
+            raise ConfigError(
+                f"{self.path} already holds a run; 'astraflow resume {self.path}' goes on with it, "
+                "or name another folder by --run-dir"
+            )
+        for folder in (self.path, self.weights, self.checkpoints, self.logs, self.payloads):
+            folder.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def require(self) -> RunFolder:
+        if not self.config.exists():
+            raise ConfigError(f"{self.path} is no run folder: it has no config.json")
+        return self
+
+    def url(self) -> str:
+        """Raises ConfigError unless a dataflow has ever listened for this run."""
+        found: str | None = read_json(self.endpoint).get("url") if self.endpoint.exists() else None
+        if found is None:
+            raise ConfigError(f"{self.path} has no running dataflow; 'astraflow resume {self.path}' starts one")
+        return found
+
+
+def new_run_folder(root: Path, name: str) -> RunFolder:
+    """``root/name-001`` and so on: the first number that is free."""
+    taken = [0]
+    if root.is_dir():
+        pattern = re.compile(re.escape(name) + r"-(\d+)")
+        taken += [int(found[1]) for each in root.iterdir() if (found := pattern.fullmatch(each.name))]
+    return RunFolder(root / f"{name}-{max(taken) + 1:03d}")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Whole or not at all."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with partial.open("w", encoding="utf-8") as file:
+        json.dump(value, file, indent=2, allow_nan=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path} is missing") from error
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from error
+    return value

@@ -1,0 +1,150 @@
+"""``--set path=value``: one-off changes to a recipe, strict. An unknown path names the nearest known one (F97)."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from astraflow.algorithms.pipeline import Pipeline
+from astraflow.errors import AstraFlowError, ConfigError
+from astraflow.run.tiny_model import TinyModel
+
+
+def apply_overrides(root: Any, settings: Sequence[str]) -> Any:
+    """A changed copy of ``root`` (frozen dataclasses, msgspec structs and dicts of them). Raises ConfigError."""
+    for setting in settings:
+        path, sign, text = setting.partition("=")
+        if not sign or not path.strip():
+            raise ConfigError(f"--set {setting!r} must be path=value, for example --set steps=20")
+        root = _set(root, root, tuple(path.strip().split(".")), _parse(text), setting)
+    return root
+
+
+def settable_paths(root: Any) -> Iterator[tuple[str, Any]]:
+    """Every leaf (path, value) below ``root``."""
+    yield from _leaves(root, ())
+
+
+def is_node(value: Any) -> bool:
+    """Whether a path may go on below this value. Pipelines and model builders are objects that a recipe composes."""
+    if isinstance(value, type | Pipeline | TinyModel):
+        return False
+    return dataclasses.is_dataclass(value) or isinstance(value, msgspec.Struct | dict)
+
+
+def _names(node: Any) -> list[str]:
+    if isinstance(node, dict):
+        return [str(key) for key in node]
+    if isinstance(node, msgspec.Struct):
+        return list(node.__struct_fields__)
+    return [field.name for field in dataclasses.fields(node) if field.init]
+
+
+def _get(node: Any, name: str) -> Any:
+    return node[name] if isinstance(node, dict) else getattr(node, name)
+
+
+def _leaves(node: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    for name in _names(node):
+        value = _get(node, name)
+        if is_node(value) and _names(value):
+            yield from _leaves(value, (*path, name))
+        else:
+            yield ".".join((*path, name)), value
+
+
+def _parse(text: str) -> Any:
+    """JSON where it is JSON, else the text itself (a path or a name needs no quotes)."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def _set(root: Any, node: Any, path: tuple[str, ...], value: Any, setting: str, above: tuple[str, ...] = ()) -> Any:
+    name, rest = path[0], path[1:]
+    here = ".".join((*above, name))
+    if name not in _names(node):
+        raise ConfigError(
+            f"--set {setting}: there is no setting {'.'.join((*above, *path))}{_nearest(root, above, path)}"
+        )
+    child = _get(node, name)
+    if rest and not is_node(child):
+        raise ConfigError(
+            f"--set {setting}: {here} is a single value, it has no {'.'.join(rest)}{_nearest(root, above, path)}"
+        )
+    if rest:
+        new = _set(root, child, rest, value, setting, (*above, name))
+    elif is_node(child) and isinstance(value, Mapping):
+        new = child
+        for key, inner in value.items():
+            new = _set(root, new, tuple(str(key).split(".")), inner, setting, (*above, name))
+    else:
+        new = _convert(node, name, value, setting)
+    return _replace(node, name, new, setting)
+
+
+def _convert(node: Any, name: str, value: Any, setting: str) -> Any:
+    kind = type(_get(node, name)) if isinstance(node, dict) else typing.get_type_hints(type(node))[name]
+    if callable(_get(node, name)) and not isinstance(value, str):
+        raise ConfigError(f"--set {setting}: {name} is an object that only the recipe can change")
+    plain = _plain_type(kind)
+    if plain is None:
+        raise ConfigError(f"--set {setting}: {name} is an object that only the recipe can change")
+    try:
+        return msgspec.convert(value, plain, strict=isinstance(value, bool))
+    except (msgspec.ValidationError, TypeError) as error:
+        raise ConfigError(f"--set {setting}: {error}") from error
+
+
+def _plain_type(kind: Any) -> Any:
+    """The part of an annotation that text can express; None if there is none."""
+    options = typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, _UNION) else (kind,)
+    plain = [option for option in options if _is_plain(option)]
+    return typing.Union[tuple(plain)] if (plain and plain != [type(None)]) or kind is type(None) else None  # noqa: UP007
+
+
+_UNION = type(int | str)
+
+
+def _is_plain(option: Any) -> bool:
+    if option in (int, float, str, bool, type(None)):
+        return True
+    origin = typing.get_origin(option)
+    if origin is typing.Literal:
+        return True
+    if origin in (tuple, list, dict):
+        return all(_is_plain(arg) for arg in typing.get_args(option) if arg is not Ellipsis)
+    return isinstance(option, type) and issubclass(option, str)  # a StrEnum
+
+
+def _replace(node: Any, name: str, value: Any, setting: str) -> Any:
+    change: Callable[..., Any] = msgspec.structs.replace if isinstance(node, msgspec.Struct) else dataclasses.replace
+    if isinstance(node, dict):
+        return {**node, name: value}
+    try:
+        return change(node, **{name: value})
+    except AstraFlowError as error:
+        raise ConfigError(f"--set {setting}: {error}") from error
+
+
+def _nearest(root: Any, above: tuple[str, ...], path: tuple[str, ...]) -> str:
+    """By the whole path, or by the last name alone at any level (a key at the wrong level)."""
+    wanted = ".".join((*above, *path))
+    known = [name for name, _ in settable_paths(root)]
+    same = [name for name in known if name.rpartition(".")[2] == path[-1]]
+    if same:
+        return f"; did you mean {' or '.join(sorted(same)[:3])}?"
+    leaves = {name.rpartition(".")[2] for name in known}
+    leaf = difflib.get_close_matches(path[-1], sorted(leaves), n=1, cutoff=0.6)
+    if leaf:
+        candidates = [name for name in known if name.rpartition(".")[2] == leaf[0]]
+        return f"; did you mean {difflib.get_close_matches(wanted, candidates, n=1, cutoff=0.0)[0]}?"
+    whole = difflib.get_close_matches(wanted, known, n=1, cutoff=0.5)
+    return f"; did you mean {whole[0]}?" if whole else "; 'astraflow plan RECIPE' lists every setting"

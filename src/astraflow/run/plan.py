@@ -1,0 +1,118 @@
+"""The arithmetic of a recipe, from settings and file sizes alone: what a step is, what is alive, what it may take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from astraflow.run.checks import existing_folder, model_config
+from astraflow.run.config import Resolved
+from astraflow.run.recipe import Policy, Recipe
+from astraflow.run.tiny_model import TinyModel
+
+MIB = 1 << 20
+
+
+def plan_of(resolved: Resolved) -> dict[str, Any]:
+    """Plain JSON. Memory is of weights, optimiser and KV cache; activations come on top."""
+    recipe = resolved.recipe
+    policies = {name: _policy(recipe, policy) for name, policy in recipe.policies.items()}
+    batches = [policy.groups_per_batch for policy in recipe.policies.values() if policy.trainable]
+    groups = max(batches, default=0)
+    size = recipe.tasks.size
+    return {
+        "name": recipe.name,
+        "digest": resolved.digest,
+        "steps": recipe.steps,
+        "group_size": recipe.group_size,
+        "episodes_per_step": groups * recipe.group_size,
+        "episodes_in_all": groups * recipe.group_size * recipe.steps,
+        "tasks": recipe.tasks.name,
+        "tasks_size": size,
+        "steps_per_epoch": None if size is None or not groups else size / groups,
+        "evaluations": _evaluations(recipe),
+        "evaluation_episodes": 0 if recipe.eval is None else recipe.eval.count * recipe.eval.episodes,
+        "rollout_services": recipe.services,
+        "policies": policies,
+        "memory_mib": sum(each["memory_mib"] or 0 for each in policies.values()) or None,
+    }
+
+
+def _evaluations(recipe: Recipe) -> int:
+    if recipe.eval is None:
+        return 0
+    between = recipe.steps // recipe.eval.every if recipe.eval.every else 0
+    last = recipe.steps > 0 and not (recipe.eval.every and recipe.steps % recipe.eval.every == 0)
+    return 1 + between + int(last)
+
+
+def _policy(recipe: Recipe, policy: Policy) -> dict[str, Any]:
+    parameters = parameters_of(policy)
+    alive = (policy.max_staleness + 1) * policy.groups_per_batch
+    memory = None
+    if parameters is not None:
+        serving = parameters * 2 * recipe.services
+        training = parameters * 16 if policy.trainable else 0
+        memory = round((serving + training + _kv_bytes(recipe, policy) * recipe.services) / MIB)
+    return {
+        "trainable": policy.trainable,
+        "parameters": parameters,
+        "groups_per_step": policy.groups_per_batch,
+        "samples_per_step": policy.groups_per_batch * recipe.group_size,
+        "max_staleness": policy.max_staleness,
+        "groups_alive_at_most": alive,
+        "episodes_alive_at_most": alive * recipe.group_size,
+        "memory_mib": memory,
+    }
+
+
+def parameters_of(policy: Policy) -> int | None:
+    """From the sizes of the weight files; None when the model is not built yet."""
+    if isinstance(policy.model, TinyModel):
+        tiny = policy.model
+        per_layer = tiny.hidden * (2 * tiny.hidden + 2 * tiny.hidden * tiny.kv_heads // tiny.heads)
+        per_layer += 3 * tiny.hidden * tiny.intermediate + 2 * tiny.hidden
+        return tiny.layers * per_layer + tiny.hidden * (len(tiny.characters) + 8)
+    folder = existing_folder(policy)
+    if folder is None:
+        return None
+    width = 4 if "float32" in str(model_config(policy).get("dtype", model_config(policy).get("torch_dtype"))) else 2
+    return sum(path.stat().st_size for path in Path(folder).glob("*.safetensors")) // width or None
+
+
+def _kv_bytes(recipe: Recipe, policy: Policy) -> int:
+    config = model_config(policy)
+    if isinstance(policy.model, TinyModel):
+        tiny = policy.model
+        layers, heads, width, context = tiny.layers, tiny.kv_heads, tiny.hidden // tiny.heads, tiny.context
+    else:
+        layers = config.get("num_hidden_layers", 0)
+        heads = config.get("num_key_value_heads", config.get("num_attention_heads", 0))
+        hidden = config.get("hidden_size", 0) // max(1, config.get("num_attention_heads", 1))
+        width = config.get("head_dim") or hidden
+        context = config.get("max_position_embeddings", 0)
+    tokens = min(policy.engine.max_context or context, recipe.sampling.max_tokens + 512)
+    slots = min(policy.engine.slots, recipe.rollout.slots)
+    return int(2 * layers * heads * width * 2 * tokens * slots)
+
+
+def plan_lines(plan: dict[str, Any]) -> list[str]:
+    """For people."""
+    epoch = plan["steps_per_epoch"]
+    supply = "unbounded" if plan["tasks_size"] is None else f"{plan['tasks_size']} tasks"
+    epochs = "" if epoch is None else f", an epoch is {epoch:g} steps"
+    lines = [
+        f"{plan['name']}: {plan['steps']} steps of {plan['episodes_per_step']} episodes "
+        f"(groups of {plan['group_size']}), {plan['episodes_in_all']} episodes in all",
+        f"tasks: {plan['tasks']}, {supply}{epochs}",
+        f"evaluation: {plan['evaluations']} times {plan['evaluation_episodes']} episodes",
+    ]
+    for name, policy in plan["policies"].items():
+        size = "" if policy["parameters"] is None else f", {policy['parameters'] / 1e6:.1f} M parameters"
+        memory = "" if policy["memory_mib"] is None else f", about {policy['memory_mib']} MiB beside activations"
+        lines.append(
+            f"policy {name}: {'trained' if policy['trainable'] else 'frozen'}{size}; "
+            f"{policy['samples_per_step']} samples a step; staleness at most {policy['max_staleness']}: "
+            f"{policy['groups_alive_at_most']} groups alive at most{memory}"
+        )
+    return [*lines, f"config digest {plan['digest'][:16]}"]

@@ -1,0 +1,169 @@
+"""What a user writes: one frozen typed tree, made by a function ``recipe() -> Recipe`` that every process imports.
+
+Recipe ── policies: name → Policy(model, trainer, engine)      roles: role → policy
+       ├─ workflow, tasks, pipeline, sampling, eval            what is learnt
+       └─ group_size, steps, seed, limits, rollout             how much, how fast
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from astraflow.algorithms.credit import GroupMean
+from astraflow.algorithms.curate import Shuffled
+from astraflow.algorithms.keep import DropZeroVariance
+from astraflow.algorithms.pace import BoundedStaleness
+from astraflow.algorithms.pipeline import Pipeline
+from astraflow.algorithms.select import EarliestDeadline
+from astraflow.dataflow.settings import Limits
+from astraflow.engines.settings import EngineSettings
+from astraflow.errors import ConfigError
+from astraflow.rollout.settings import RolloutSettings
+from astraflow.run.model_cache import require_model_folder
+from astraflow.run.tiny_model import TinyModel
+from astraflow.tasks.base import TaskSource
+from astraflow.trainer.settings import TrainerSettings
+from astraflow.types import Sampling
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Policy:
+    """One named model of the run."""
+
+    model: str | Path | TinyModel | Callable[[], Path]
+    """A folder, ``smollm2``, a ``TinyModel``, or a function that builds a folder and names it."""
+    trainable: bool = True
+    max_staleness: int = 2
+    """Versions between the one that sampled a token and the one that its step starts from; 0 is on-policy."""
+    groups_per_batch: int = 8
+    trainer: TrainerSettings = field(default_factory=TrainerSettings)
+    engine: EngineSettings = field(default_factory=EngineSettings)
+
+    def __post_init__(self) -> None:
+        _at_least("Policy.max_staleness", self.max_staleness, 0)
+        _at_least("Policy.groups_per_batch", self.groups_per_batch, 1)
+
+    def folder(self, say: Callable[[str], None] = lambda _: None) -> Path:
+        """The model's folder, built when it is not there yet. Raises ConfigError."""
+        if isinstance(self.model, TinyModel):
+            return self.model.build()
+        if isinstance(self.model, str | Path) and not Path(self.model).exists():
+            from astraflow.run.models import KNOWN, get
+
+            if str(self.model) in KNOWN:
+                return get(str(self.model), say=say)
+        folder = Path(self.model) if isinstance(self.model, str | Path) else Path(self.model())
+        return require_model_folder(folder.expanduser().resolve(), what="Policy.model")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Eval:
+    """Held-out tasks, played at chosen versions and never trained."""
+
+    tasks: TaskSource
+    count: int = 100
+    every: int = 0
+    """Versions between two evaluations; 0: only before the first step and after the last."""
+    episodes: int = 1
+    """Per task; more than one is of use only where ``sampling`` is not greedy."""
+    sampling: Sampling | None = None
+    """None: greedy, the rest as in training."""
+    policy: str = ""
+    """Whose versions; empty: the first trainable one."""
+
+    def __post_init__(self) -> None:
+        _at_least("Eval.count", self.count, 1)
+        _at_least("Eval.every", self.every, 0)
+        _at_least("Eval.episodes", self.episodes, 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """One run."""
+
+    name: str
+    policies: dict[str, Policy]
+    roles: dict[str, str] = field(default_factory=dict)
+    """Role of the workflow → policy. Empty: the only policy plays every role."""
+    workflow: Any
+    """Async callable ``(task, agents) -> Reward``, or its name ``package.module:object``."""
+    tasks: TaskSource
+    pipeline: Pipeline | Callable[[Recipe], Pipeline] | None = None
+    """The five choices, or a function that makes them of this recipe; None: GRPO (``default_pipeline``)."""
+    sampling: Sampling = field(default_factory=Sampling)
+    eval: Eval | None = None
+    group_size: int = 8
+    """Episodes of one task."""
+    steps: int = 100
+    """Committed versions at which every trainable policy ends."""
+    seed: int = 0
+    limits: Limits = field(default_factory=Limits)
+    rollout: RolloutSettings = field(default_factory=RolloutSettings)
+    services: int = 1
+    """Rollout services that the launcher starts; more may join from anywhere."""
+    allow_truncated_sampling: bool = False
+    """Accept top_p < 1 or top_k in training, whose importance ratios are biased."""
+
+    def __post_init__(self) -> None:
+        if not self.policies:
+            raise ConfigError(
+                "Recipe.policies is empty: name at least one, for example {'main': Policy(model='smollm2')}"
+            )
+        if not self.name.replace("-", "").replace("_", "").replace(".", "").isalnum():
+            raise ConfigError(f"Recipe.name may hold letters, digits, '-', '_' and '.', found {self.name!r}")
+        _at_least("Recipe.group_size", self.group_size, 1)
+        _at_least("Recipe.steps", self.steps, 0)
+        _at_least("Recipe.seed", self.seed, 0)
+        _at_least("Recipe.services", self.services, 0)
+
+    def with_workflow(self, workflow: Any) -> Recipe:
+        return dataclasses.replace(self, workflow=workflow)
+
+    def with_pipeline(self) -> Recipe:
+        """With its pipeline built: from then on ``pipeline`` is a ``Pipeline``."""
+        if isinstance(self.pipeline, Pipeline):
+            return self
+        made = default_pipeline(self) if self.pipeline is None else self.pipeline(self)
+        if not isinstance(made, Pipeline):
+            raise ConfigError(f"Recipe.pipeline must give a Pipeline, found {type(made).__name__}")
+        return dataclasses.replace(self, pipeline=made)
+
+    def policy_of(self, role: str) -> str:
+        """Raises ConfigError for an unknown role."""
+        if role in self.roles:
+            return self.roles[role]
+        if len(self.policies) == 1 and not self.roles:
+            return next(iter(self.policies))
+        raise ConfigError(f"role {role!r} has no policy; Recipe.roles names {sorted(self.roles)}")
+
+    def rollout_settings(self) -> RolloutSettings:
+        """With the recipe's sampling in them: the only place that decides it is ``Recipe.sampling`` (F99)."""
+        greedy = msgspec.structs.replace(self.sampling, temperature=0.0, top_p=1.0, top_k=0)
+        evaluated = self.eval.sampling if self.eval is not None and self.eval.sampling is not None else greedy
+        return dataclasses.replace(self.rollout, sampling=self.sampling, eval_sampling=evaluated)
+
+    @property
+    def trainable(self) -> tuple[str, ...]:
+        return tuple(name for name, policy in self.policies.items() if policy.trainable)
+
+
+def default_pipeline(recipe: Recipe) -> Pipeline:
+    """GRPO: shuffled tasks, bounded staleness, advantages over the group's deviation, no groups without signal."""
+    return Pipeline(
+        curate=Shuffled(recipe.tasks, group_size=recipe.group_size, seed=recipe.seed),
+        pace=BoundedStaleness(),
+        credit=GroupMean(std=True),
+        keep=(DropZeroVariance(),),
+        select=EarliestDeadline(),
+    )
+
+
+def _at_least(name: str, value: float, lowest: float) -> None:
+    if not value >= lowest:
+        raise ConfigError(f"{name} must be at least {lowest}, found {value}")

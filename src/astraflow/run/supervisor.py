@@ -1,0 +1,264 @@
+"""The launcher: starts dataflow, rollout services and trainers, restarts what dies, ends when the run has ended.
+
+    launcher ── dataflow ◄── rollout-0 … rollout-n
+                    ▲ └───── trainer-<policy> …            all talk to dataflow only
+
+It decides nothing about training: killing it ends the processes, ``astraflow resume`` goes on from the run folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from astraflow.errors import AstraFlowError, RunFailed, Unavailable
+from astraflow.run.child import Child, ChildSpec, shared_cores
+from astraflow.run.config import Resolved
+from astraflow.run.layout import RunFolder, read_json
+from astraflow.wire.calls import Role
+from astraflow.wire.client import HttpDataflow
+from astraflow.wire.messages import StatusReply
+from astraflow.wire.tokens import ENVIRONMENT, Tokens
+
+log = logging.getLogger("astraflow.run")
+
+QUICK_S = 30.0
+"""A child that lived shorter than this died quickly; three quick deaths in a row stop the run."""
+QUICK_DEATHS = 3
+START_S = 60.0
+POLL_S = 0.5
+LEAVE_S = 30.0
+CONFIG_ERROR = 2
+"""Exit code of a process that found its settings wrong: to start it again is useless."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Listen:
+    """Where dataflow listens."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    tls_cert: str | None = None
+    tls_key: str | None = None
+
+    def flags(self) -> tuple[str, ...]:
+        tls = ("--tls-cert", self.tls_cert, "--tls-key", self.tls_key) if self.tls_cert and self.tls_key else ()
+        return ("--host", self.host, "--port", str(self.port), *tls)
+
+
+@dataclass(kw_only=True)
+class _Post:
+    """A place that must be filled until the run ends."""
+
+    spec: ChildSpec
+    child: Child | None = None
+    starts: int = 0
+    deaths: deque[float] = field(default_factory=lambda: deque(maxlen=QUICK_DEATHS))
+    left: bool = False
+    """Ended by itself with 0: nothing more to do there."""
+
+
+class Supervisor:
+    """``run`` once. ``watch`` is called with every status, for the display."""
+
+    def __init__(
+        self,
+        run: RunFolder,
+        resolved: Resolved,
+        *,
+        listen: Listen,
+        watch: Callable[[StatusReply], None] = lambda _: None,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._run, self._resolved, self._listen = run, resolved, listen
+        self._watch, self._say = watch, say
+        self._tokens = Tokens.read(run.path)
+        self._posts: dict[str, _Post] = {}
+        self._interrupts = 0
+        self._stop = asyncio.Event()
+
+    async def run(self) -> StatusReply:
+        """The last status of a finished run. Raises RunFailed with the first cause, KeyboardInterrupt after Ctrl-C."""
+        with self._signals():
+            try:
+                url = await self._start_dataflow()
+                self._add_workers(url)
+                async with self._client(url) as client:
+                    return await self._follow(client)
+            finally:
+                await self._end_all()
+
+    # ── starting ──
+
+    async def _start_dataflow(self) -> str:
+        self._run.endpoint.unlink(missing_ok=True)
+        post = self._post("dataflow", ("dataflow", *self._listen.flags()), Role.OPERATOR, None)
+        await self._start(post)
+        async with asyncio.timeout(START_S):
+            while not self._run.endpoint.exists():
+                if post.child is not None and post.child.code is not None:
+                    raise RunFailed(f"dataflow did not start: {post.child.last_words()}")
+                await self._tick(0.05)
+        url = str(read_json(self._run.endpoint)["url"])
+        # A restarted dataflow must be found where the first one was.
+        fixed = Listen(
+            host=self._listen.host,
+            port=int(url.rpartition(":")[2]),
+            tls_cert=self._listen.tls_cert,
+            tls_key=self._listen.tls_key,
+        )
+        self._posts.pop("dataflow")
+        again = self._post("dataflow", ("dataflow", *fixed.flags()), Role.OPERATOR, None)
+        again.child, again.starts = post.child, post.starts
+        return url
+
+    def _add_workers(self, url: str) -> None:
+        recipe = self._resolved.recipe
+        for number in range(recipe.services):
+            name = f"rollout-{number}"
+            self._post(name, ("rollout", "--dataflow", url, "--name", name), Role.WORKER, None)
+        for policy in recipe.trainable if recipe.steps else ():
+            arguments = ("trainer", "--dataflow", url, "--policy", policy)
+            self._post(f"trainer-{policy}", arguments, Role.TRAINER, policy)
+
+    def _post(self, name: str, arguments: Sequence[str], role: Role, policy: str | None) -> _Post:
+        recipe = self._resolved.recipe
+        busy = 1 if role is Role.OPERATOR else recipe.services + len(recipe.trainable)
+        verb, *rest = arguments
+        spec = ChildSpec(
+            name=name,
+            arguments=(verb, "--run-dir", str(self._run.path), *rest),
+            environment={**shared_cores(busy), ENVIRONMENT: self._tokens.of(role, policy)},
+            log=self._run.logs / f"{name}.log",
+        )
+        post = _Post(spec=spec)
+        self._posts[name] = post
+        return post
+
+    async def _start(self, post: _Post) -> None:
+        post.child = await Child.start(post.spec)
+        post.starts += 1
+        if post.starts > 1:
+            self._say(f"{post.spec.name} started again (start {post.starts})")
+
+    # ── following ──
+
+    async def _follow(self, client: HttpDataflow) -> StatusReply:
+        last: StatusReply | None = None
+        while True:
+            await self._fill_posts()
+            last = await self._status(client) or last
+            if last is not None:
+                self._watch(last)
+                if last.state == "failed":
+                    raise RunFailed(last.error or "the run failed without a cause")
+                if last.state == "finished":
+                    await self._let_leave()
+                    return last
+            await self._tick(POLL_S)
+
+    async def _status(self, client: HttpDataflow) -> StatusReply | None:
+        """None while dataflow is being started again."""
+        try:
+            return await client.status()
+        except Unavailable:
+            return None
+
+    async def _fill_posts(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for post in self._posts.values():
+            child = post.child
+            if child is not None and child.code is None:
+                continue
+            if child is not None:
+                self._look_at_death(post, child, now)
+            if not post.left:
+                await self._start(post)
+
+    def _look_at_death(self, post: _Post, child: Child, now: float) -> None:
+        if child.code == 0 and post.spec.name != "dataflow":
+            post.left = True
+            return
+        lived_s = now - child.started_s
+        if child.code == CONFIG_ERROR:
+            raise RunFailed(f"{post.spec.name}: {child.last_words()}")
+        if lived_s >= QUICK_S:
+            post.deaths.clear()
+        else:
+            post.deaths.append(now)
+        self._say(f"{post.spec.name} died with {_exit_words(child.code)} after {lived_s:.0f} s")
+        if len(post.deaths) == QUICK_DEATHS:
+            raise RunFailed(f"{post.spec.name} died {QUICK_DEATHS} times in a row: {child.last_words()}")
+
+    async def _tick(self, seconds: float) -> None:
+        """Wait, unless somebody interrupts."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stop.wait(), seconds)
+        if self._stop.is_set():
+            raise KeyboardInterrupt
+
+    # ── ending ──
+
+    async def _let_leave(self) -> None:
+        """Workers hear that the run has finished and end by themselves; who does not is told to in the end."""
+        waits = [post.child.wait() for name, post in self._posts.items() if post.child and name != "dataflow"]
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(_all(waits), LEAVE_S)
+
+    async def _end_all(self) -> None:
+        """Workers first, so that they can hand back what they hold; dataflow last."""
+        workers = [post.child for name, post in self._posts.items() if post.child and name != "dataflow"]
+        await _all([child.end(grace_s=self._grace()) for child in workers if child.code is None])
+        rest = [post.child for post in self._posts.values() if post.child and post.child.code is None]
+        await _all([child.end(grace_s=self._grace()) for child in rest])
+
+    def _grace(self) -> float:
+        return 0.0 if self._interrupts > 1 else 15.0
+
+    @contextlib.contextmanager
+    def _signals(self):  # type: ignore[no-untyped-def]
+        loop = asyncio.get_running_loop()
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        for number in numbers:
+            loop.add_signal_handler(number, self._interrupted)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+    def _interrupted(self) -> None:
+        self._interrupts += 1
+        self._stop.set()
+        if self._interrupts == 1:
+            self._say("stopping; once more to stop at once")
+            return
+        for post in self._posts.values():
+            if post.child is not None:
+                post.child.kill()
+
+    def _client(self, url: str) -> HttpDataflow:
+        from pathlib import Path
+
+        trusted = Path(self._listen.tls_cert) if self._listen.tls_cert else None
+        return HttpDataflow(url, self._tokens.operator, retry_s=2.0, timeout_s=10.0, ca=trusted)
+
+
+async def _all(waits: Sequence[Awaitable[object]]) -> None:
+    if waits:
+        await asyncio.gather(*waits)
+
+
+def _exit_words(code: int | None) -> str:
+    if code is not None and code < 0:
+        with contextlib.suppress(ValueError):
+            return f"signal {signal.Signals(-code).name}"
+    return f"exit code {code}"
+
+
+__all__ = ["AstraFlowError", "Listen", "Supervisor"]
