@@ -10,14 +10,15 @@ and a tensor's part can be computed where the tensor is. A torch side needs only
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import xxhash
 
 from astraflow.errors import WeightsRefused
-from astraflow.weights.tensors import Tensor, read_tensors
+from astraflow.types import Array
+from astraflow.weights.tensors import Tensor, of_array, read_tensors
 
 HEAD = b"astraflow weights 1\n"
 
@@ -49,8 +50,10 @@ def combine(parts: Iterable[TensorDigest]) -> str:
     return digest.hexdigest()
 
 
-def digest_tensors(tensors: Iterable[Tensor]) -> str:
-    """The digest of tensors in memory."""
+def digest_tensors(tensors: Iterable[Tensor] | Mapping[str, Array]) -> str:
+    """The digest of tensors in memory; numpy arrays may come by name."""
+    if isinstance(tensors, Mapping):
+        tensors = [of_array(name, array) for name, array in tensors.items()]
     return combine(digest_tensor(tensor) for tensor in tensors)
 
 
