@@ -1,0 +1,108 @@
+"""What a Hugging Face model folder says: its config, the ids that end a reply, how tokens become text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from astraflow.engines.generic import GenericModel
+from astraflow.engines.lean import LeanModel, shape_of
+from astraflow.engines.rows import Model
+from astraflow.engines.settings import EngineSettings
+from astraflow.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    model: Model
+    max_context: int
+    end_ids: frozenset[int]
+    dtype: torch.dtype
+    text_of: Callable[[list[int]], str]
+
+
+def open_folder(folder: Path, settings: EngineSettings) -> ModelFolder:
+    """Raises ConfigError: not a model folder, or a context longer than the model's."""
+    from transformers import AutoConfig
+
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"{folder} is not a model folder: it has no config.json")
+    config = AutoConfig.from_pretrained(folder)
+    device = torch.device(_device(settings.device))
+    dtype = _dtype(settings.dtype, config)
+    model = _model(config, settings, dtype=dtype, device=device)
+    if settings.max_context > model.context:
+        raise ConfigError(f"max_context {settings.max_context} is longer than the model's {model.context}")
+    return ModelFolder(
+        model=model,
+        max_context=settings.max_context or model.context,
+        end_ids=_end_ids(folder, config, settings),
+        dtype=dtype,
+        text_of=_LazyText(folder),
+    )
+
+
+def _device(name: str) -> str:
+    if name != "auto":
+        return name
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _dtype(name: str, config: Any) -> torch.dtype:
+    if name == "auto":
+        found = config.dtype or torch.float32
+        return getattr(torch, found) if isinstance(found, str) else found
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def _model(config: Any, settings: EngineSettings, *, dtype: torch.dtype, device: torch.device) -> Model:
+    shape = shape_of(config)
+    if shape is not None:
+        return LeanModel(shape, inverse_frequencies(config), slots=settings.slots, dtype=dtype, device=device)
+    from transformers import AutoModelForCausalLM
+
+    module = AutoModelForCausalLM.from_config(config, dtype=dtype).to(device)
+    return GenericModel(module, config, dtype=dtype, device=device)
+
+
+def inverse_frequencies(config: Any) -> torch.Tensor:
+    """float32 [head_dim / 2]: the rotary frequencies that transformers computes for this config."""
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    rotary = LlamaRotaryEmbedding(config)
+    frequencies: torch.Tensor = rotary.inv_freq
+    return frequencies
+
+
+def _end_ids(folder: Path, config: Any, settings: EngineSettings) -> frozenset[int]:
+    if settings.end_ids is not None:
+        return frozenset(settings.end_ids)
+    found = config.eos_token_id
+    path = folder / "generation_config.json"
+    if path.is_file():
+        found = json.loads(path.read_text()).get("eos_token_id", found)
+    if found is None:
+        return frozenset()
+    return frozenset(found if isinstance(found, list) else [found])
+
+
+class _LazyText:
+    """Tokens as text; the tokenizer is read when the first request with a stop string comes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._tokenizer: Any = None
+
+    def __call__(self, tokens: list[int]) -> str:
+        if self._tokenizer is None:
+            from transformers import AutoTokenizer
+
+            self._tokenizer = AutoTokenizer.from_pretrained(self._folder)
+        text: str = self._tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text

@@ -1,0 +1,200 @@
+"""The embedded engine: any Hugging Face causal LM, decoded by torch in a thread of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from astraflow.engines.base import EngineInfo, GenerateReply, GenerateRequest
+from astraflow.engines.checkpoint import read_checkpoint
+from astraflow.engines.decoder import Decoder
+from astraflow.engines.folder import ModelFolder, open_folder
+from astraflow.engines.sequence import Held, Sequence
+from astraflow.engines.settings import EngineSettings
+from astraflow.errors import BadRequest, TimedOut, Unavailable
+from astraflow.types import Manifest
+
+_IDLE_S = 1.0
+"""The decode thread looks so often whether it should end, if nothing else wakes it."""
+
+
+class TorchEngine:
+    """Implements ``engines.base.Engine``. Everything that the decoder owns is touched by the decode thread alone; the
+    event loop hands it closures and gets its answers by ``call_soon_threadsafe``."""
+
+    def __init__(self, model_dir: Path, policy: str, settings: EngineSettings | None = None) -> None:
+        self._policy = policy
+        self._settings = settings or EngineSettings()
+        self._dir = model_dir
+        self._folder: ModelFolder | None = None
+        self._decoder: Decoder | None = None
+        self._held: tuple[Held, ...] = ()
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        self._loading = asyncio.Lock()
+        self._pending = 0
+
+    # ── the engine's face, on the event loop ──
+
+    def info(self) -> EngineInfo:
+        folder = self._open()
+        return EngineInfo(
+            policy=self._policy,
+            max_context=folder.max_context,
+            vocabulary=folder.model.vocabulary,
+            dtype=str(folder.dtype).removeprefix("torch."),
+            versions=tuple(held.version for held in self._held),
+            digests={held.version: held.digest for held in self._held},
+            slots=self._settings.slots,
+        )
+
+    async def start(self) -> None:
+        """Reads the folder's config and tokenizer; weights come by ``load``. Raises ConfigError."""
+        if self._thread is not None:
+            return
+        if self._settings.threads:
+            torch.set_num_threads(self._settings.threads)
+        self._folder = await asyncio.to_thread(open_folder, self._dir, self._settings)
+        self._decoder = Decoder(self._folder.model, self._settings, text_of=self._folder.text_of, now=time.monotonic)
+        self._thread = threading.Thread(target=self._decode, name=f"decode-{self._policy}", daemon=True)
+        self._thread.start()
+
+    async def generate(self, request: GenerateRequest) -> GenerateReply:
+        folder, decoder = self._open(), self._running()
+        most = self._room(request, folder)
+        if self._pending >= self._settings.max_waiting:
+            raise Unavailable(f"engine {self._policy}: {self._pending} requests wait already")
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[GenerateReply] = loop.create_future()
+        sequence = Sequence(
+            request=request,
+            most=most,
+            ends=folder.end_ids | frozenset(request.sampling.stop_token_ids),
+            done=lambda result: self._answer(loop, future, result),
+        )
+        self._pending += 1
+        try:
+            self._post(lambda: decoder.submit(sequence))
+            return await future
+        finally:
+            self._pending -= 1
+            if future.cancelled():
+                self._post(lambda: decoder.cancel(sequence))
+
+    async def load(self, manifest: Manifest, files: list[Path]) -> None:
+        folder, decoder = self._open(), self._running()
+        async with self._loading:
+            held = await asyncio.to_thread(_prepare, folder, manifest, files)
+            loop = asyncio.get_running_loop()
+            deadline = loop.time() + self._settings.pin_wait_s
+            while not await self._swap(decoder, held):
+                if loop.time() >= deadline:
+                    raise TimedOut(
+                        f"engine {self._policy}: v{manifest.version} found no room within {self._settings.pin_wait_s:g} s: "
+                        f"requests name {[held.version for held in self._held]}"
+                    )
+                await asyncio.sleep(0.05)
+
+    async def close(self) -> None:
+        """Running requests fail with Unavailable."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        await asyncio.to_thread(thread.join)
+
+    def _open(self) -> ModelFolder:
+        if self._folder is None:
+            raise Unavailable(f"engine {self._policy} has not started")
+        return self._folder
+
+    def _running(self) -> Decoder:
+        if self._thread is None or self._decoder is None:
+            raise Unavailable(f"engine {self._policy} does not run")
+        return self._decoder
+
+    def _room(self, request: GenerateRequest, folder: ModelFolder) -> int:
+        """Tokens that the reply may have. Raises BadRequest."""
+        tokens = request.tokens
+        if request.sampling.seed is None:
+            raise BadRequest("sampling.seed must be set before the engine")
+        if tokens.ndim != 1 or tokens.dtype != np.int32 or not len(tokens):
+            raise BadRequest(f"prompt must be int32 [P], P >= 1, found {tokens.dtype} {list(tokens.shape)}")
+        if int(tokens.min()) < 0 or int(tokens.max()) >= folder.model.vocabulary:
+            raise BadRequest(f"prompt has token ids outside [0, {folder.model.vocabulary})")
+        room = folder.max_context - len(tokens)
+        if room < 1:
+            raise BadRequest(
+                f"prompt_too_long: {len(tokens)} tokens leave no room in a context of {folder.max_context}"
+            )
+        return min(request.sampling.max_tokens, room)
+
+    async def _swap(self, decoder: Decoder, held: Held) -> bool:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[bool] = loop.create_future()
+
+        def swap() -> None:
+            done = decoder.swap(held)
+            self._held = tuple(decoder.held)
+            self._answer(loop, future, done)
+
+        self._post(swap)
+        return await future
+
+    def _post(self, job: Callable[[], None]) -> None:
+        with self._wake:
+            self._inbox.append(job)
+            self._wake.notify()
+
+    # ── the decode thread ──
+
+    @staticmethod
+    def _answer(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], result: Any) -> None:
+        def settle() -> None:
+            if future.done():
+                return
+            if isinstance(result, Exception):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
+
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle)
+
+    @torch.inference_mode()
+    def _decode(self) -> None:
+        decoder = self._decoder
+        assert decoder is not None
+        while True:
+            with self._wake:
+                while not (self._inbox or self._closing or decoder.busy):
+                    self._wake.wait(_IDLE_S)
+                jobs = list(self._inbox)
+                self._inbox.clear()
+                closing = self._closing
+            for job in jobs:
+                job()
+            if closing:
+                decoder.fail_all(Unavailable(f"engine {self._policy} was closed"))
+                return
+            try:
+                decoder.step()
+            except Exception as error:  # noqa: BLE001 - a failed step (out of memory, a broken kernel) fails its requests
+                decoder.fail_all(Unavailable(f"decode step failed: {type(error).__name__}: {error}"))
+
+
+def _prepare(folder: ModelFolder, manifest: Manifest, files: list[Path]) -> Held:
+    weights = folder.model.prepare(read_checkpoint(manifest, files))
+    return Held(version=manifest.version, digest=manifest.digest, serial=manifest.serial, weights=weights)
