@@ -25,6 +25,12 @@ AstraFlowError
   DigestMismatch           bytes or weights are not what their digest says
   WeightsRefused           weights cannot be loaded here: missing, extra or reshaped tensors
   Starved                  a state that the policy of the recipe can never leave; carries the counts
+  EpisodeError             ends one episode, never the worker
+    EpisodeTruncated         a turn was cut or a limit reached: no further turn, the episode ends as truncated
+    EpisodeOver              an agent was asked after its episode had ended
+    EngineFailed             the engine could not answer: failed(infra)
+    EnvFailed                the environment broke: failed(env)
+    GraderFailed             the grader raised, hung or gave no number: failed(grader)
   RunFailed                the run stopped with a first cause
 """
 
@@ -124,6 +130,24 @@ class WeightsRefused(AstraFlowError): ...
 
 
 class Starved(AstraFlowError): ...
+
+
+class EpisodeError(AstraFlowError): ...
+
+
+class EpisodeTruncated(EpisodeError): ...
+
+
+class EpisodeOver(EpisodeError): ...
+
+
+class EngineFailed(EpisodeError): ...
+
+
+class EnvFailed(EpisodeError): ...
+
+
+class GraderFailed(EpisodeError): ...
 
 
 class RunFailed(AstraFlowError): ...

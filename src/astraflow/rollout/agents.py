@@ -1,0 +1,191 @@
+"""The agents of one episode: text in for the workflow, token ids in and out at the engine, everything recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from astraflow.engines.base import Engine, GenerateReply, GenerateRequest
+from astraflow.errors import BadRequest, EngineFailed, EpisodeOver, EpisodeTruncated
+from astraflow.rollout.conversation import Conversation, Prompt
+from astraflow.rollout.template import ChatTemplate
+from astraflow.rollout.workflow import Message, Reply
+from astraflow.types import Lease, Sampling, StopReason, Trajectory
+
+PROMPT_TOO_LONG = "prompt_too_long"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seat:
+    """What a role of the workflow is played by."""
+
+    policy: str
+    engine: Engine
+    template: ChatTemplate
+    sampling: Sampling
+
+
+Hold = Callable[[str, int], Awaitable[None]]
+"""Make the engine of a policy hold a version."""
+
+
+async def holds_newest_only(policy: str, version: int) -> None:
+    raise EngineFailed(f"{policy}: version {version} is wanted, but this worker cannot load past versions")
+
+
+class EpisodeAgents:
+    """``Agents`` of one episode. Closed at its end: whatever still asks then is refused, nothing runs on."""
+
+    def __init__(
+        self,
+        lease: Lease,
+        seats: Mapping[str, Seat],
+        *,
+        max_turns: int = 64,
+        hold: Hold = holds_newest_only,
+    ) -> None:
+        self._lease = lease
+        self._seats = seats
+        self._max_turns = max_turns
+        self._hold = hold
+        self._agents: list[RecordedAgent] = []
+        self._first: dict[str, RecordedAgent] = {}
+        self._asked = 0
+        self._latest: int | None = None
+        self._closed = False
+        self._asking: set[asyncio.Task[GenerateReply]] = set()
+        self.cut: str | None = None
+        """Why no further turn may be asked for, once a turn was cut or a limit reached (F26)."""
+
+    def __getitem__(self, role: str) -> RecordedAgent:
+        if role not in self._first:
+            self._first[role] = self._make(role, parent=None)
+        return self._first[role]
+
+    def spawn(self, role: str) -> RecordedAgent:
+        return self._make(role, parent=self._latest)
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return tuple(self._seats)
+
+    @property
+    def trajectories(self) -> tuple[Trajectory, ...]:
+        """Of every agent that got a reply."""
+        return tuple(agent.trajectory for agent in self._agents if agent.conversation.turns)
+
+    async def close(self) -> None:
+        """Cancel what is still asked of engines and refuse everything further; returns when nothing runs."""
+        self._closed = True
+        for task in self._asking:
+            task.cancel()
+        if self._asking:
+            await asyncio.wait(set(self._asking), timeout=5.0)
+
+    def _make(self, role: str, *, parent: int | None) -> RecordedAgent:
+        if role not in self._seats:
+            raise KeyError(f"no role {role!r}; the recipe's roles: {', '.join(sorted(self._seats))}")
+        number = sum(agent.role == role for agent in self._agents) + 1
+        name = role if number == 1 else f"{role}#{number}"
+        agent = RecordedAgent(self, name=name, role=role, seat=self._seats[role], parent=parent)
+        self._agents.append(agent)
+        return agent
+
+    def _take_turn(self) -> int:
+        if self._closed:
+            raise EpisodeOver(f"episode {self._lease.id} is over: its agents answer no more")
+        if self.cut is None and self._asked >= self._max_turns:
+            self.cut = f"the limit of {self._max_turns} turns was reached"
+        if self.cut is not None:
+            raise EpisodeTruncated(self.cut)
+        self._asked += 1
+        return self._asked - 1
+
+    async def _generate(self, seat: Seat, prompt: Prompt, sampling: Sampling) -> GenerateReply:
+        version = self._lease.versions.get(seat.policy)
+        if version is not None and version not in seat.engine.info().versions:
+            await self._hold(seat.policy, version)
+        request = GenerateRequest(
+            tokens=prompt.tokens, sampling=sampling, version=version, prefix_group=str(self._lease.group)
+        )
+        task = asyncio.ensure_future(seat.engine.generate(request))
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+        try:
+            return await task
+        except BadRequest as error:
+            if str(error).startswith(PROMPT_TOO_LONG):
+                raise
+            raise EngineFailed(f"{seat.policy}: the engine refused the request: {error}") from error
+        except Exception as error:
+            raise EngineFailed(f"{seat.policy}: {type(error).__name__}: {error}") from error
+        finally:
+            if not task.done():
+                task.cancel()
+
+
+class RecordedAgent:
+    """``Agent``: see ``rollout.workflow``."""
+
+    def __init__(self, agents: EpisodeAgents, *, name: str, role: str, seat: Seat, parent: int | None) -> None:
+        self.name = name
+        self.role = role
+        self.conversation = Conversation(seat.template)
+        self._agents = agents
+        self._seat = seat
+        self._parent = parent
+
+    @property
+    def trajectory(self) -> Trajectory:
+        return Trajectory(
+            agent=self.name,
+            role=self.role,
+            policy=self._seat.policy,
+            samples=self.conversation.samples,
+            turns=tuple(self.conversation.turns),
+        )
+
+    async def chat(self, messages: Sequence[Message], *, max_tokens: int | None = None) -> Reply:
+        """Raises EpisodeTruncated after a cut turn or at a limit, EpisodeOver after the episode's end, EngineFailed,
+        and BadRequest (prompt_too_long, or messages that the template refuses)."""
+        agents = self._agents
+        index = agents._take_turn()
+        prompt = self.conversation.prompt(messages)
+        sampling = self._sampling(index, prompt, max_tokens)
+        reply = await agents._generate(self._seat, prompt, sampling)
+        if reply.stop_reason is StopReason.CANCELLED:
+            raise EngineFailed(f"{self._seat.policy}: the engine cancelled turn {index}")
+        text = self.conversation.record(prompt, reply, index=index, parent=self._parent)
+        agents._latest = index
+        if reply.stop_reason is StopReason.LENGTH:
+            agents.cut = f"turn {index} of {self.name} was cut after {len(reply.tokens)} tokens"
+        return Reply(text=text, turn=index, stop_reason=reply.stop_reason, tokens=tuple(reply.tokens.tolist()))
+
+    def _sampling(self, index: int, prompt: Prompt, max_tokens: int | None) -> Sampling:
+        """``max_tokens`` within the room that the context leaves (F28), and this call's own seed (F65)."""
+        base = self._seat.sampling
+        context = self._seat.engine.info().max_context
+        room = context - len(prompt.tokens)
+        if room < 1:
+            if prompt.node is not None:
+                self._agents.cut = f"the context of {context} tokens is full"
+                raise EpisodeTruncated(self._agents.cut)
+            raise BadRequest(f"{PROMPT_TOO_LONG}: {len(prompt.tokens)} tokens leave no room in a context of {context}")
+        wanted = base.max_tokens if max_tokens is None else max_tokens
+        return Sampling(
+            max_tokens=min(wanted, room),
+            temperature=base.temperature,
+            top_p=base.top_p,
+            top_k=base.top_k,
+            stop=base.stop,
+            stop_token_ids=base.stop_token_ids,
+            seed=call_seed(self._agents._lease.seed, index),
+        )
+
+
+def call_seed(lease_seed: int, turn: int) -> int:
+    """Of one reply: siblings have other lease seeds, turns other numbers, a re-run has both again. In [0, 2**63)."""
+    raw = hashlib.blake2b(f"{lease_seed}/{turn}".encode(), digest_size=8).digest()
+    return int.from_bytes(raw, "big") >> 1

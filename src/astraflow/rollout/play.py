@@ -1,0 +1,179 @@
+"""One lease, one episode: run the workflow within its time limit and say how it ended. Never raises for user code.
+
+Whose fault a failure is (F13) is decided here and nowhere else, by the first cause in the chain of exceptions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from astraflow.clock import Clock, SystemClock
+from astraflow.errors import BadRequest, EngineFailed, EnvFailed, EpisodeTruncated, GraderFailed
+from astraflow.rollout.agents import EpisodeAgents, Hold, Seat, holds_newest_only
+from astraflow.rollout.score import UnknownName, resolve
+from astraflow.rollout.workflow import Reward, Workflow
+from astraflow.types import Episode, FailureKind, Lease, Outcome, Purpose, Sampling
+
+_FAULTS: tuple[tuple[type[BaseException], FailureKind], ...] = (
+    (EngineFailed, FailureKind.INFRA),
+    (EnvFailed, FailureKind.ENV),
+    (GraderFailed, FailureKind.GRADER),
+)
+
+
+class Player(Protocol):
+    """Plays one leased episode to its end. Only its own bugs and cancelling come out as exceptions."""
+
+    async def __call__(self, lease: Lease) -> Episode: ...
+
+
+@dataclass(kw_only=True, slots=True)
+class WorkflowPlayer:
+    """Plays a workflow with agents on engines."""
+
+    workflow: Workflow
+    seats: Mapping[str, Seat]
+    """Role → what plays it in training."""
+    eval_sampling: Mapping[str, Sampling] = field(default_factory=dict)
+    """Role → sampling of evaluation episodes; a role not named: its own with temperature 0."""
+    max_turns: int = 64
+    cancel_grace_s: float = 5.0
+    hold: Hold = holds_newest_only
+    clock: Clock = field(default_factory=SystemClock)
+    abandoned: set[asyncio.Task[Reward]] = field(default_factory=set)
+    """Workflows that did not end although they were cancelled."""
+
+    async def __call__(self, lease: Lease) -> Episode:
+        began = self.clock.monotonic()
+        agents = EpisodeAgents(lease, self._seats_for(lease), max_turns=self.max_turns, hold=self.hold)
+        running = asyncio.ensure_future(self._run(lease, agents))
+        try:
+            done, _ = await asyncio.wait({running}, timeout=lease.time_limit_s)
+            if not done:
+                message = f"the workflow did not return within {lease.time_limit_s:g} s"
+                if not await self._end(running):
+                    message += " and ignores its cancellation"
+                return failed(lease, FailureKind.TIMEOUT, message, wall_s=self.clock.monotonic() - began)
+            return self._episode(lease, agents, running, self.clock.monotonic() - began)
+        finally:
+            await self._end(running)
+            await agents.close()
+
+    def _seats_for(self, lease: Lease) -> dict[str, Seat]:
+        if lease.purpose is not Purpose.EVAL:
+            return dict(self.seats)
+        seats = {}
+        for role, seat in self.seats.items():
+            sampling = self.eval_sampling.get(role) or greedy(seat.sampling)
+            seats[role] = Seat(policy=seat.policy, engine=seat.engine, template=seat.template, sampling=sampling)
+        return seats
+
+    async def _run(self, lease: Lease, agents: EpisodeAgents) -> Reward:
+        return await self.workflow(lease.task, agents)
+
+    async def _end(self, running: asyncio.Task[Reward]) -> bool:
+        """Cancel the workflow; False if it does not end within the grace: it is then left to itself and counted."""
+        if running.done():
+            return True
+        running.cancel()
+        await asyncio.wait({running}, timeout=self.cancel_grace_s)
+        if running.done():
+            return True
+        self.abandoned.add(running)
+        running.add_done_callback(self._forget)
+        return False
+
+    def _forget(self, task: asyncio.Task[Reward]) -> None:
+        self.abandoned.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen: its episode was reported as timed out already
+
+    def _episode(self, lease: Lease, agents: EpisodeAgents, running: asyncio.Task[Reward], wall_s: float) -> Episode:
+        try:
+            reward = running.result()
+            scored = resolve(reward, agents.trajectories, roles=agents.roles)
+        except asyncio.CancelledError:
+            return failed(lease, FailureKind.WORKFLOW, "the workflow cancelled itself", wall_s=wall_s)
+        except Exception as error:  # noqa: BLE001 - whatever user code raises is a failed episode, not a dead worker
+            if agents.cut is not None and first_of(error, (EpisodeTruncated,)) is not None:
+                return _truncated(lease, agents, wall_s)
+            kind, message = classify(error)
+            return failed(lease, kind, message, wall_s=wall_s)
+        return Episode(
+            task_key=lease.task.key,
+            outcome=Outcome.TRUNCATED if agents.cut is not None else Outcome.COMPLETED,
+            trajectories=scored.trajectories,
+            score=scored.score,
+            wall_s=wall_s,
+        )
+
+
+def _truncated(lease: Lease, agents: EpisodeAgents, wall_s: float) -> Episode:
+    """The workflow let EpisodeTruncated pass: its turns stand, none is scored."""
+    return Episode(
+        task_key=lease.task.key,
+        outcome=Outcome.TRUNCATED,
+        trajectories=agents.trajectories,
+        error=agents.cut,
+        wall_s=wall_s,
+    )
+
+
+def failed(lease: Lease, kind: FailureKind, message: str, *, wall_s: float = 0.0) -> Episode:
+    return Episode(task_key=lease.task.key, outcome=Outcome.FAILED, failure=kind, error=message[:2000], wall_s=wall_s)
+
+
+def greedy(sampling: Sampling) -> Sampling:
+    return Sampling(
+        max_tokens=sampling.max_tokens,
+        temperature=0.0,
+        stop=sampling.stop,
+        stop_token_ids=sampling.stop_token_ids,
+    )
+
+
+def classify(error: BaseException) -> tuple[FailureKind, str]:
+    """Whose fault, and the first cause in one sentence: user code may wrap what it got from us."""
+    for fault, kind in _FAULTS:
+        found = first_of(error, (fault,))
+        if found is not None:
+            return kind, str(found)
+    found = first_of(error, (UnknownName, BadRequest))
+    if found is not None:
+        return FailureKind.WORKFLOW, str(found)
+    cause = causes(error)[-1]
+    return FailureKind.WORKFLOW, f"{type(cause).__name__}: {cause}{_place(cause)}"
+
+
+def first_of(error: BaseException, kinds: Sequence[type[BaseException]] | tuple[Any, ...]) -> BaseException | None:
+    return next((cause for cause in causes(error) if isinstance(cause, tuple(kinds))), None)
+
+
+def causes(error: BaseException) -> list[BaseException]:
+    """The error and what it came from, the first cause last; the members of groups included."""
+    found: list[BaseException] = []
+    todo = [error]
+    while todo:
+        each = todo.pop(0)
+        if any(each is seen for seen in found):
+            continue
+        found.append(each)
+        if isinstance(each, BaseExceptionGroup):
+            todo += each.exceptions
+        origin = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+        if origin is not None:
+            todo.append(origin)
+    return found
+
+
+def _place(error: BaseException) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return ""
+    code = trace.tb_frame.f_code
+    return f" ({code.co_filename.rsplit('/', 1)[-1]}:{trace.tb_lineno} in {code.co_name})"

@@ -1,0 +1,314 @@
+"""The rollout service: hold as many leases as there are slots and play each to its end. Owns nothing that must survive.
+
+    lease ──► play (workflow, agents, engine) ──► submit          one task per episode
+    renew every heartbeat ──► lost leases cancelled, manifests to the subscribers, drain, finished
+    subscribers ──► engines                                       weights, off the decode path
+
+| loop       | waits for                      | ended by                                      |
+| ---------- | ------------------------------ | --------------------------------------------- |
+| lease      | a slot, weights, a lease       | an episode's end, the subscriber, dataflow    |
+| heartbeat  | the next beat                  | the clock                                     |
+| an episode | the engine, the grader, submit | its time limit, a lost lease, ``patience_s``  |
+
+A bug in one episode is data; a bug here stops the worker, and its leases run out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, TypeVar
+
+from astraflow.clock import Clock, SystemClock
+from astraflow.errors import (
+    AstraFlowError,
+    BadRequest,
+    Closed,
+    EngineFailed,
+    Fenced,
+    StorageFull,
+    TooLarge,
+    Unavailable,
+    UnknownLease,
+)
+from astraflow.observe.waits import Wait
+from astraflow.rollout.activity import Activity
+from astraflow.rollout.play import Player, classify, failed
+from astraflow.rollout.served import ServedPolicy
+from astraflow.rollout.settings import RolloutSettings
+from astraflow.types import Episode, FailureKind, Lease, Manifest, Outcome
+from astraflow.wire import messages as m
+from astraflow.wire.protocol import Dataflow
+
+log = logging.getLogger("astraflow.rollout")
+T = TypeVar("T")
+
+LONGEST_PAUSE_S = 5.0
+
+
+class RolloutService:
+    """``players``: by the task's ``workflow``; ``""`` plays the recipe's own. ``run`` may be called once."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        incarnation: str,
+        dataflow: Dataflow,
+        players: Mapping[str, Player],
+        policies: Mapping[str, ServedPolicy],
+        capabilities: m.Capabilities,
+        settings: RolloutSettings,
+        clock: Clock | None = None,
+    ) -> None:
+        self.name = name
+        self.activity = Activity(clock or SystemClock())
+        self._incarnation = incarnation
+        self._dataflow = dataflow
+        self._players = players
+        self._policies = policies
+        self._capabilities = capabilities
+        self._settings = settings
+        self._clock = clock or SystemClock()
+        self._held: dict[str, asyncio.Task[None]] = {}
+        self._free = asyncio.Event()
+        self._drain = asyncio.Event()
+        self._leave = asyncio.Event()
+        self._heartbeat_s = 2.0
+
+    async def run(self) -> None:
+        """Until the run is finished, dataflow drains this worker, or ``stop``. Raises ConfigMismatch, NameTaken, and
+        the first cause if the worker cannot go on."""
+        await self._greet()
+        try:
+            for policy in self._policies.values():
+                await policy.engine.start()
+            await self._serve()
+        except BaseExceptionGroup as group:
+            raise _first(group) from group
+        finally:
+            for policy in self._policies.values():
+                await policy.engine.close()
+
+    def stop(self) -> None:
+        """Take no more leases and end within ``drain_grace_s``; called again: at once."""
+        if self._drain.is_set():
+            self._leave.set()
+        self._drain.set()
+
+    async def hold(self, policy: str, version: int) -> None:
+        """For agents of pinned leases: raises EngineFailed when the version cannot be had here."""
+        if policy not in self._policies:
+            raise EngineFailed(f"this worker does not serve policy {policy!r}; it serves {sorted(self._policies)}")
+        with self.activity.waiting(Wait.WEIGHTS, f"{policy} version {version}"):
+            await self._policies[policy].hold(version, self._dataflow)
+
+    async def _greet(self) -> None:
+        hello = m.HelloRequest(
+            component="rollout",
+            name=self.name,
+            incarnation=self._incarnation,
+            config_digest=self._capabilities.config_digest,
+            code_digest=self._capabilities.code_digest,
+        )
+        reply = await self._patiently(lambda: self._dataflow.hello(hello))
+        self._heartbeat_s = reply.heartbeat_s
+
+    async def _serve(self) -> None:
+        async with asyncio.TaskGroup() as loops:
+            followers = [loops.create_task(policy.subscriber.run()) for policy in self._policies.values()]
+            heart = loops.create_task(self._heartbeat_loop())
+            try:
+                async with asyncio.TaskGroup() as episodes:
+                    await self._lease_loop(episodes)
+                    await self._finish_episodes()
+            finally:
+                await self._hand_back()
+                for task in (heart, *followers):
+                    task.cancel()
+
+    # ── leases ──
+
+    async def _lease_loop(self, episodes: asyncio.TaskGroup) -> None:
+        await self._until_weights()
+        while not self._drain.is_set():
+            if len(self._held) >= self._settings.slots:
+                self._free.clear()
+                await self._unless_draining(self._free.wait(), Wait.SLOT)
+                continue
+            reply = await self._unless_draining(self._lease(), Wait.LEASE)
+            if reply is None:
+                return
+            self._offer(reply.manifests)
+            for lease in reply.leases:
+                self._start(lease, episodes)
+            if reply.finished:
+                self._finish()
+            self.activity.why = reply.reason or ""
+
+    async def _lease(self) -> m.LeaseReply:
+        request = m.LeaseRequest(
+            worker=self.name,
+            incarnation=self._incarnation,
+            count=self._settings.slots - len(self._held),
+            capabilities=self._capabilities,
+            wait_s=self._settings.lease_wait_s,
+        )
+        return await self._patiently(lambda: self._dataflow.lease(request))
+
+    def _start(self, lease: Lease, episodes: asyncio.TaskGroup) -> None:
+        task = episodes.create_task(self._run_one(lease), name=f"episode {lease.id}")
+        self._held[lease.id] = task
+        self.activity.count("lease/taken")
+        self.activity.playing(len(self._held))
+        task.add_done_callback(lambda _: self._release(lease.id))
+
+    def _release(self, lease_id: str) -> None:
+        self._held.pop(lease_id, None)
+        self.activity.playing(len(self._held))
+        self._free.set()
+
+    async def _until_weights(self) -> None:
+        """No lease before every engine holds a version: the first beats bring the manifests."""
+        for policy in self._policies.values():
+            first = policy.subscriber.until_loaded(0, deadline_s=self._settings.patience_s)
+            await self._unless_draining(first, Wait.WEIGHTS)
+
+    # ── one episode ──
+
+    async def _run_one(self, lease: Lease) -> None:
+        episode = await self._play(lease)
+        self._observe(episode)
+        await self._submit(lease, episode)
+
+    async def _play(self, lease: Lease) -> Episode:
+        player = self._players.get(lease.task.workflow)
+        if player is None:
+            message = f"this worker has no workflow {lease.task.workflow!r}; it has {sorted(self._players)}"
+            return failed(lease, FailureKind.INFRA, message)
+        try:
+            return await player(lease)
+        except Exception as error:  # noqa: BLE001 - one episode's bug is data: it must not end the others (F81)
+            return failed(lease, *classify(error))
+
+    async def _submit(self, lease: Lease, episode: Episode) -> None:
+        request = m.SubmitRequest(
+            worker=self.name, group=lease.group, index=lease.index, attempt=lease.attempt, episode=episode
+        )
+        try:
+            await self._patiently(lambda: self._dataflow.submit(request))
+        except (Fenced, Closed, UnknownLease) as error:  # someone else owns it now: ours is worthless, not wrong
+            self.activity.count(f"refused/{error.kind.lower()}")
+        except (BadRequest, TooLarge) as error:
+            if episode.outcome is Outcome.FAILED:
+                raise
+            self.activity.count("refused/episode")
+            kind = FailureKind.WORKFLOW if isinstance(error, TooLarge) else FailureKind.INFRA
+            await self._submit(lease, failed(lease, kind, f"dataflow refused the episode: {error}"))
+
+    def _observe(self, episode: Episode) -> None:
+        self.activity.count(f"episode/{episode.failure or episode.outcome}")
+        for trajectory in episode.trajectories:
+            for turn in trajectory.turns:
+                self.activity.count("token/sampled", turn.stop - turn.start)
+
+    # ── heartbeat ──
+
+    async def _heartbeat_loop(self) -> None:
+        while True:
+            beat = m.RenewRequest(
+                worker=self.name,
+                incarnation=self._incarnation,
+                held=tuple(self._held),
+                report=self.activity.report(self._versions()),
+            )
+            reply = await self._patiently(lambda beat=beat: self._dataflow.renew(beat))  # type: ignore[misc]
+            self._offer(reply.manifests)
+            for lease_id in reply.lost:
+                if lease_id in self._held:
+                    self.activity.count("lease/lost")
+                    self._held[lease_id].cancel()
+            if reply.finished:
+                self._finish()
+            elif reply.drain:
+                self._drain.set()
+            await asyncio.sleep(self._heartbeat_s)
+
+    def _versions(self) -> dict[str, int]:
+        loaded = {name: policy.subscriber.loaded for name, policy in self._policies.items()}
+        return {name: manifest.version for name, manifest in loaded.items() if manifest is not None}
+
+    def _offer(self, manifests: Mapping[str, Manifest]) -> None:
+        for name, manifest in manifests.items():
+            if name in self._policies:
+                self._policies[name].subscriber.offer(manifest)
+
+    # ── the end ──
+
+    def _finish(self) -> None:
+        """The run needs nothing more: what is still played is worthless."""
+        self._drain.set()
+        self._leave.set()
+
+    async def _finish_episodes(self) -> None:
+        """After the last lease: let episodes end, then take them back and say which will not be finished."""
+        running = dict(self._held)
+        if running and not self._leave.is_set():
+            ended = asyncio.ensure_future(asyncio.wait(running.values()))
+            leaving = asyncio.ensure_future(self._leave.wait())
+            await asyncio.wait({ended, leaving}, timeout=self._settings.drain_grace_s, return_when="FIRST_COMPLETED")
+            for task in (ended, leaving):
+                task.cancel()
+        await self._hand_back()
+
+    async def _hand_back(self) -> None:
+        running = dict(self._held)
+        if not running:
+            return
+        for task in running.values():
+            task.cancel()
+        await asyncio.wait(running.values(), timeout=2 * self._settings.cancel_grace_s)
+        self.activity.count("lease/handed_back", len(running))
+        request = m.HandBackRequest(worker=self.name, held=tuple(running))
+        try:
+            async with asyncio.timeout(LONGEST_PAUSE_S):
+                await self._dataflow.hand_back(request)
+        except (AstraFlowError, TimeoutError) as error:  # the leases then run out by themselves
+            log.warning("hand_back_failed worker=%s leases=%d error=%s", self.name, len(running), error)
+
+    # ── patience ──
+
+    async def _unless_draining(self, awaitable: Coroutine[Any, Any, T], wait: Wait) -> T | None:
+        """Its result, or None (and it is cancelled) once the worker drains."""
+        call = asyncio.ensure_future(awaitable)
+        drain = asyncio.ensure_future(self._drain.wait())
+        try:
+            with self.activity.waiting(wait):
+                await asyncio.wait({call, drain}, return_when="FIRST_COMPLETED")
+            return call.result() if call.done() else None
+        finally:
+            for task in (call, drain):
+                task.cancel()
+
+    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+        """The call's result; repeated while dataflow is out of reach or its disk is full, up to ``patience_s``."""
+        deadline = self._clock.monotonic() + self._settings.patience_s
+        pause = 0.1
+        while True:
+            try:
+                return await call()
+            except (Unavailable, StorageFull) as error:
+                if self._clock.monotonic() >= deadline:
+                    raise
+                with self.activity.waiting(Wait.DATAFLOW, str(error)):
+                    await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE_S)
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first cause: nested groups say nothing."""
+    first: BaseException = group
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    return first
