@@ -45,6 +45,11 @@ class _Branch:
                 Span(start=at + span.start, stop=at + span.stop, version=span.version, digest=span.digest)
             )
 
+    def target(self, tokens: Sequence[int]) -> None:
+        self.tokens += tokens
+        self.sampled += [True] * len(tokens)
+        self.logprobs += [0.0] * len(tokens)
+
     def sample(self, kind: SampleKind) -> Sample:
         return Sample(
             tokens=np.array(self.tokens, np.int32),
@@ -77,6 +82,7 @@ class Prompt:
     tokens: Array
     """int32 [P]"""
     keys: tuple[str, ...]
+    messages: tuple[Message, ...]
     plain: str
     node: _Node | None
     """The known history that this one extends."""
@@ -103,9 +109,8 @@ class Conversation:
             if rest is not None:
                 known = self._branches[node.branch].tokens[: node.length]
                 tokens = known + self._template.encode(rest, start=False)
-                return Prompt(tokens=np.array(tokens, np.int32), keys=keys, plain=rendered.plain, node=node)
-        tokens = self._template.encode(rendered)
-        return Prompt(tokens=np.array(tokens, np.int32), keys=keys, plain=rendered.plain, node=None)
+                return _prompt(tokens, keys, messages, rendered, node)
+        return _prompt(self._template.encode(rendered), keys, messages, rendered, None)
 
     def record(self, prompt: Prompt, reply: GenerateReply, *, index: int, parent: int | None = None) -> str:
         """Append a reply; returns its text, without the control token that ended it. Raises EngineFailed when its
@@ -115,19 +120,9 @@ class Conversation:
         branch = self._branches[where]
         start = len(branch.tokens)
         branch.reply(reply)
-        ids = reply.tokens.tolist()
-        control = ids[-1] if ids and ids[-1] in self._template.control_ids else None
-        text = self._template.decode(ids if control is None else ids[:-1])
-        self._nodes.append(
-            _Node(
-                keys=prompt.keys,
-                plain=prompt.plain + text,
-                branch=where,
-                length=len(branch.tokens),
-                control=control,
-            )
-        )
-        self.turns.append(
+        return self._ended(
+            prompt,
+            where,
             Turn(
                 index=index,
                 sample=where,
@@ -135,8 +130,27 @@ class Conversation:
                 stop=len(branch.tokens),
                 stop_reason=reply.stop_reason,
                 parent=parent,
-            )
+            ),
         )
+
+    def target(self, prompt: Prompt, reply: str, *, index: int) -> None:
+        """Append a reply that nobody sampled, with the control token that ends it: what supervised training aims at."""
+        ids = self._template.encode_reply(reply)
+        end = self._template.end_of(prompt.plain, reply, prompt.messages)
+        where = self._branch_for(prompt)
+        branch = self._branches[where]
+        start = len(branch.tokens)
+        branch.target(ids if end is None else [*ids, end])
+        self._ended(prompt, where, Turn(index=index, sample=where, start=start, stop=len(branch.tokens)))
+
+    def _ended(self, prompt: Prompt, where: int, turn: Turn) -> str:
+        """A reply stands in the branch: it can be continued from now on. Returns its text."""
+        ids = self._branches[where].tokens[turn.start : turn.stop]
+        control = ids[-1] if ids and ids[-1] in self._template.control_ids else None
+        text = self._template.decode(ids if control is None else ids[:-1])
+        plain = prompt.plain + text
+        self._nodes.append(_Node(keys=prompt.keys, plain=plain, branch=where, length=turn.stop, control=control))
+        self.turns.append(turn)
         return text
 
     def _rest(
@@ -163,6 +177,13 @@ class Conversation:
         self._branches.append(_Branch())
         self._branches[-1].context(prompt.tokens.tolist())
         return len(self._branches) - 1
+
+
+def _prompt(
+    tokens: list[int], keys: tuple[str, ...], messages: Sequence[Message], rendered: Rendered, node: _Node | None
+) -> Prompt:
+    ids = np.array(tokens, np.int32)
+    return Prompt(tokens=ids, keys=keys, messages=tuple(messages), plain=rendered.plain, node=node)
 
 
 def check_reply(reply: GenerateReply) -> None:

@@ -12,7 +12,7 @@ from astraflow.types import Sampling
 class RolloutSettings:
     """How one rollout service plays episodes. Durations in seconds."""
 
-    slots: int = 16
+    slots: int = 64
     """Episodes played at once; as many leases are held."""
     sampling: Sampling = field(default_factory=Sampling)
     """Of training episodes; ``seed`` is ignored: every call gets its own from the lease."""

@@ -135,6 +135,13 @@ class ChatTemplate:
             return None
         return self._added[found.group()], Rendered(text=rendered.text[found.end() :], mark=rendered.mark)
 
+    def end_of(self, prompt: str, reply: str, messages: Sequence[Message]) -> int | None:
+        """The control token that the template writes behind a reply; else the tokenizer's end of text, if any."""
+        whole = self.render([*messages, {"role": "assistant", "content": reply}], generation=False)
+        rest = whole.after(prompt + reply) or whole.after(prompt + reply.strip())
+        closing = self.leading_control(rest) if rest is not None else None
+        return self.eos_id if closing is None else closing[0]
+
     @property
     def eos_id(self) -> int | None:
         return self._added.get(self._names.get("eos_token", ""))

@@ -27,7 +27,7 @@ class SingleTurn:
         *,
         ask: Ask = prompt_of,
         system: str | None = None,
-        role: str = "solver",
+        role: str = "main",
         grade_limit_s: float = 10.0,
     ) -> None:
         """``grade`` runs in a thread (or is awaited if it is a coroutine function) for at most ``grade_limit_s``."""
