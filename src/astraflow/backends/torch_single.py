@@ -1,0 +1,238 @@
+"""One process, one device, any Hugging Face causal LM whose tokens see only their own past.
+
+    batch ─ pack ─► packed rows ─ hidden states ─ log-probs at heads ─ loss ─► gradients (fp32, whole batch) ─ AdamW
+
+A step without signal, or with a gradient that is not finite, touches nothing (F52).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from astraflow.backends.attention import TreeAttention
+from astraflow.backends.head import HeadForward, Heads, head_backward, head_forward
+from astraflow.backends.masters import Masters, is_finite
+from astraflow.backends.models import as_bits, choose_device, choose_dtype, load_model, sliding_window, stored_dtypes
+from astraflow.errors import ConfigError
+from astraflow.losses.base import LossInputs
+from astraflow.losses.choose import choose_loss
+from astraflow.losses.sft import sft
+from astraflow.observe.metrics import merge_means
+from astraflow.trainer.backend import StepReport
+from astraflow.trainer.packing import PackedRow, pack
+from astraflow.trainer.schedule import learning_rate
+from astraflow.trainer.settings import TrainerSettings
+from astraflow.types import Batch, Row, SampleKind
+from astraflow.weights.digest import digest_tensors
+
+STATE = "state.json"
+Parts = dict[str, tuple[float, float]]
+
+
+class TorchBackend:
+    """Implements ``trainer.backend.Backend``. Same batches, same machine: same bits."""
+
+    def __init__(
+        self, model_dir: Path, settings: TrainerSettings, *, steps: int, temperature: float = 1.0, device: str = "auto"
+    ) -> None:
+        """``steps``: of the whole run, for the schedule. ``temperature``: that the recipe samples with; log-probs are
+        those of softmax(logits / temperature), supervised rows take 1. Raises ConfigError.
+        """
+        settings.check_steps(steps)
+        if settings.threads:
+            torch.set_num_threads(settings.threads)
+        self.settings = settings
+        self._steps = steps
+        self._temperature = settings.temperature or temperature
+        if not self._temperature > 0:
+            raise ConfigError(f"training needs a sampling temperature > 0, found {self._temperature}")
+        self._loss = choose_loss(settings.loss.name)
+        self._device = choose_device(device)
+        self._stored = stored_dtypes(model_dir)
+        self._model = load_model(model_dir, self._device)
+        self._window = sliding_window(self._model)
+        self.dtype = choose_dtype(settings.dtype, parameters=self._model.num_parameters(), device=self._device)
+        self._masters = Masters(self._model.named_parameters(), compute=self.dtype)
+        self._embedding = self._model.get_input_embeddings().weight
+        self._head = self._model.get_output_embeddings().weight
+        names = {id(parameter): name for name, parameter in self._model.named_parameters()}
+        self._embedding_name, self._head_name = names[id(self._embedding)], names[id(self._head)]
+        self._attention = TreeAttention(self._model)
+
+    @property
+    def version(self) -> int:
+        return self._masters.steps
+
+    # ── a step ──
+
+    def step(self, batch: Batch) -> StepReport:
+        rows = batch.rows
+        trained = tuple((row.sample_id, row.use) for row in rows if row.mask.any())
+        if not any(_has_signal(row) for row in rows):
+            return StepReport(updated=False, reason="no_signal", metrics=_counts(batch))
+        self._check_lengths(rows)
+        parts: list[Parts] = []
+        loss = 0.0
+        packs = pack(rows, tokens_per_micro_batch=self.settings.tokens_per_micro_batch)
+        for packed in packs:
+            share, sums = self._accumulate(packed, batch)
+            loss += share
+            parts.append(sums)
+        norm = self._masters.gradient_norm()
+        supervised = all(row.kind is SampleKind.SUPERVISED for row in rows)
+        lr = learning_rate(self.settings, step=self.version + 1, steps=self._steps, supervised=supervised)
+        metrics = {**_counts(batch), **merge_means(parts), **_packing(packs), "step/lr": lr}
+        if not is_finite(loss, norm) or norm == 0.0:
+            self._masters.drop_gradients()
+            return StepReport(updated=False, reason="no_signal" if norm == 0.0 else "non_finite", metrics=metrics)
+        self._masters.update(self.settings, lr=lr, norm=norm)
+        metrics |= {"loss/total": loss, "step/grad_norm": norm}
+        return StepReport(updated=True, metrics=metrics, trained=trained)
+
+    def _check_lengths(self, rows: tuple[Row, ...]) -> None:
+        longest = max(len(row.tokens) for row in rows)
+        if self._window is not None and longest > self._window:
+            raise ConfigError(f"a row of {longest} tokens is longer than the model's attention window {self._window}")
+
+    def _accumulate(self, packed: PackedRow, batch: Batch) -> tuple[float, Parts]:
+        """Forward and backward of one packed row; its share of the loss and metrics as (sum, count)."""
+        hidden, inputs = self._hidden(packed)
+        heads = self._heads(packed)
+        picked = hidden.detach()[self._to(packed.head)]
+        forward = head_forward(picked, self._head.detach(), heads)
+        loss, gradient, metrics = self._losses(forward, packed, batch)
+        d_picked, d_weight = head_backward(forward, gradient, picked, self._head.detach(), heads)
+        self._masters.collect(self._head_name, d_weight)
+        d_hidden = torch.zeros_like(hidden).index_copy_(0, self._to(packed.head), d_picked)
+        torch.autograd.backward(hidden, d_hidden)
+        self._collect_embedding(packed, inputs)
+        count = float(len(packed.targets))
+        metrics["loss/entropy"] = (float(forward.entropy[heads.target_head].sum()), count)
+        return loss, metrics
+
+    def _hidden(self, packed: PackedRow) -> tuple[Tensor, Tensor]:
+        """Last hidden states [L, H] with a graph, and the embedded tokens [L, H] that the gradient arrives at."""
+        inputs = self._embedding.detach()[self._to(packed.tokens)].requires_grad_()
+        positions = self._to(packed.positions)[None]
+        with self._attention.of(packed) as mask:
+            out = self._model.base_model(
+                inputs_embeds=inputs[None], attention_mask=mask, position_ids=positions, use_cache=False
+            )
+        return out.last_hidden_state[0], inputs
+
+    def _heads(self, packed: PackedRow) -> Heads:
+        temperature = torch.where(self._to(packed.head_supervised), 1.0, self._temperature)
+        return Heads(
+            inverse_temperature=temperature.reciprocal().float(),
+            target_head=self._to(packed.target_head),
+            targets=self._to(packed.targets),
+        )
+
+    def _losses(self, forward: HeadForward, packed: PackedRow, batch: Batch) -> tuple[float, Tensor, Parts]:
+        """The loss by kind of row, and the gradient [N] of the log-probs."""
+        logprobs = forward.logprobs.requires_grad_()
+        total = 0.0
+        metrics: Parts = {}
+        supervised = self._to(packed.supervised)
+        for kind, index in ((False, ~supervised), (True, supervised)):
+            if not bool(index.any()):
+                continue
+            inputs = LossInputs(
+                logprobs=logprobs[index],
+                behaviour_logprobs=self._to(packed.logprobs)[index],
+                advantages=self._to(packed.advantages)[index],
+                mask=torch.ones(int(index.sum()), dtype=torch.bool, device=self._device),
+                sequence_ids=self._to(packed.sequence)[index],
+                batch_tokens=batch.tokens,
+                batch_sequences=batch.sequences,
+            )
+            output = sft(inputs, **self._sft_options) if kind else self._loss(inputs, **self.settings.loss.options)
+            torch.autograd.backward(output.loss)
+            total += float(output.loss.detach())
+            metrics |= output.metrics
+        gradient = logprobs.grad
+        assert gradient is not None, "at least one target has a loss"
+        forward.logprobs.detach_()
+        return total, gradient, metrics
+
+    @property
+    def _sft_options(self) -> dict[str, Any]:
+        return {"aggregation": self.settings.loss.aggregation, "constant": self.settings.loss.constant}
+
+    @torch.no_grad()
+    def _collect_embedding(self, packed: PackedRow, inputs: Tensor) -> None:
+        """Only the rows of the embedding that were used: its dense gradient is never made."""
+        assert inputs.grad is not None
+        name = self._embedding_name
+        if name != self._head_name:
+            self._masters.collect(name, torch.zeros((), device=self._device).expand_as(self._embedding))
+        self._masters.gradients[name].index_add_(0, self._to(packed.tokens), inputs.grad.float())
+
+    def _to(self, array: Any) -> Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+    # ── what leaves ──
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Names, dtypes and shapes of the model folder; a view where the model computes in that dtype."""
+        live = self._model.state_dict()
+        masters = self._masters.tensors
+        found: dict[str, Tensor] = {}
+        for name, dtype in self._stored.items():
+            if name not in live:
+                raise ConfigError(f"tensor {name} of the model folder is not in the loaded model")
+            own = live[name]
+            source = own if own.dtype is dtype else masters.get(name, own)
+            found[name] = source.detach().to(dtype)
+        return found
+
+    def export(self, folder: Path) -> list[Path]:
+        path = folder / "model.safetensors"
+        save_file(self.tensors(), path, {"format": "pt"})
+        return [path]
+
+    def digest(self) -> str:
+        return digest_tensors(as_bits(self.tensors()))
+
+    def save(self, folder: Path, extra: dict[str, Any]) -> None:
+        self._masters.save(folder)
+        own = {"version": self.version, "dtype": str(self.dtype)}
+        (folder / STATE).write_text(json.dumps({"own": own, "extra": extra}), encoding="utf-8")
+
+    def load(self, folder: Path) -> dict[str, Any]:
+        state: dict[str, Any] = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        self._masters.load(folder, steps=int(state["own"]["version"]))
+        extra: dict[str, Any] = state["extra"]
+        return extra
+
+    def close(self) -> None:
+        """Nothing is held that must be given back."""
+
+
+def _has_signal(row: Row) -> bool:
+    """Whether the row can move a weight: a trained token whose advantage is not 0."""
+    return bool(row.mask.any()) and any(
+        run.value != 0 and bool(row.mask[run.start : run.stop].any()) for run in row.advantages
+    )
+
+
+def _counts(batch: Batch) -> dict[str, float]:
+    """Numbers that the rows alone decide. Staleness is that at use, over trained rl rows (F58)."""
+    rows = [row for row in batch.rows if row.mask.any()]
+    ages = [max(0, batch.version - min(s.version for s in row.spans)) for row in rows if row.spans]
+    found = {"step/trained_tokens": float(sum(int(row.mask.sum()) for row in rows)), "step/rows": float(len(rows))}
+    if ages:
+        found |= {"staleness/mean": sum(ages) / len(ages), "staleness/max": float(max(ages))}
+    return found
+
+
+def _packing(packs: Sequence[PackedRow]) -> dict[str, float]:
+    tokens = sum(len(packed.tokens) for packed in packs)
+    return {"step/packed_tokens": float(tokens), "step/micro_batches": float(len(packs))}

@@ -1,0 +1,140 @@
+"""Checkpoints in a folder: complete or absent, verified before use, the newest k kept.
+
+checkpoints/step-00000020/          20 optimiser steps: these weights are version 20
+    …                               the backend's files, which hold ``extra``
+    trained.jsonl                   one line a step: {"step", "batch", "trained": [[sample_id, use], …]}
+    complete.json                   size and xxh3-128 of every file; written last
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from astraflow.errors import ConfigError
+
+COMPLETE = "complete.json"
+TRAINED = "trained.jsonl"
+PARTIAL = ".partial-"
+CHUNK_BYTES = 1 << 22
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainedStep:
+    """What one optimiser step took in: the data position, and the proof that nothing was trained twice."""
+
+    step: int
+    """From 1; it made version ``step``."""
+    batch: int
+    trained: tuple[tuple[str, int], ...]
+    """(sample_id, use)"""
+
+
+class Checkpoints:
+    """The checkpoint folder of one policy. One writer."""
+
+    def __init__(self, folder: Path, *, kept: int) -> None:
+        self.folder = folder
+        self._kept = kept
+
+    def write(self, version: int, write: Callable[[Path], None], trained: Sequence[TrainedStep]) -> Path:
+        """``write`` fills a folder; it becomes the checkpoint of ``version`` by one rename, after everything is on
+        disk. Killed before that, nothing has changed."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._clear_partial()
+        target = self.folder / _name(version)
+        partial = self.folder / f"{PARTIAL}{_name(version)}"
+        partial.mkdir()
+        write(partial)
+        lines = [json.dumps({"step": s.step, "batch": s.batch, "trained": s.trained}) + "\n" for s in trained]
+        (partial / TRAINED).write_text("".join(lines), encoding="utf-8")
+        files = {p.name: {"bytes": p.stat().st_size, "xxh3": _hash(p)} for p in sorted(partial.iterdir())}
+        (partial / COMPLETE).write_text(json.dumps({"version": version, "files": files}), encoding="utf-8")
+        for path in (*partial.iterdir(), partial):
+            _sync(path)
+        if target.exists():  # of an undone history: these weights replace it
+            shutil.rmtree(target)
+        partial.rename(target)
+        _sync(self.folder)
+        for old in self._found()[self._kept :]:
+            shutil.rmtree(self.folder / _name(old))
+        return target
+
+    def newest(self, say: Callable[[str], None] = lambda _: None) -> tuple[int, Path] | None:
+        """The newest checkpoint whose every byte is as it was written; torn ones are reported to ``say``."""
+        for version in self._found():
+            folder = self.folder / _name(version)
+            wrong = find_damage(folder, version)
+            if wrong is None:
+                return version, folder
+            say(f"checkpoint {folder} is damaged ({wrong}); going back to an older one")
+        return None
+
+    def _found(self) -> list[int]:
+        """Versions, newest first."""
+        names = [p.name for p in self.folder.glob("step-*") if p.is_dir()] if self.folder.exists() else []
+        return sorted((int(name.removeprefix("step-")) for name in names if name[5:].isdigit()), reverse=True)
+
+    def _clear_partial(self) -> None:
+        for path in self.folder.glob(f"{PARTIAL}*"):
+            shutil.rmtree(path)
+
+
+def read_trained(folder: Path) -> list[TrainedStep]:
+    """The steps in a checkpoint's weights, in order."""
+    lines = (folder / TRAINED).read_text(encoding="utf-8").splitlines()
+    found: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    return [
+        TrainedStep(step=f["step"], batch=f["batch"], trained=tuple((name, use) for name, use in f["trained"]))
+        for f in found
+    ]
+
+
+def find_damage(folder: Path, version: int) -> str | None:
+    """What is wrong with a checkpoint, in words; None: nothing."""
+    try:
+        described: dict[str, Any] = json.loads((folder / COMPLETE).read_text(encoding="utf-8"))
+        files: dict[str, dict[str, Any]] = described["files"]
+        if described["version"] != version:
+            return f"{COMPLETE} is of version {described['version']}"
+        for name, expected in files.items():
+            path = folder / name
+            if not path.exists():
+                return f"{name} is missing"
+            if path.stat().st_size != expected["bytes"] or _hash(path) != expected["xxh3"]:
+                return f"{name} is not what was written"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{COMPLETE} cannot be read: {type(error).__name__}"
+    return None
+
+
+def require_same_version(found: int, expected: int, folder: Path) -> None:
+    if found != expected:
+        raise ConfigError(f"checkpoint {folder} is of version {expected}, its weights say {found}")
+
+
+def _name(version: int) -> str:
+    return f"step-{version:08d}"
+
+
+def _hash(path: Path) -> str:
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,307 @@
+"""The trainer of one policy. It knows dataflow and the weight store, never a worker or another trainer.
+
+    resume ─► batch ─► step ─► publish ─► commit ─► checkpoint ─┐
+                ▲                                               │
+                └───────────────────────────────────────────────┘
+
+It may die at any line: an uncommitted batch comes again, and what was committed after the newest checkpoint is
+un-committed by ``resume``, whose batches come again in the same order. "Trained" is what the checkpoint says.
+
+| waits for | ended by | or by |
+|---|---|---|
+| BATCH     | a batch, or ``finished``   | ``Starved``, an error of the call |
+| PUBLISH   | the store                  | an error of the store             |
+| COMMIT    | dataflow's answer          | an error of the call              |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from astraflow.clock import Clock, SystemClock
+from astraflow.errors import AstraFlowError, Unavailable
+from astraflow.observe.waits import Wait
+from astraflow.trainer.backend import Backend, StepReport
+from astraflow.trainer.checkpoints import Checkpoints, TrainedStep, read_trained, require_same_version
+from astraflow.types import Batch, Manifest
+from astraflow.wire import messages as m
+from astraflow.wire.protocol import Dataflow
+
+R = TypeVar("R")
+COMPONENT = "trainer"
+MAX_ERROR_CHARS = 2000
+
+
+class Publisher(Protocol):
+    """``weights.publish.Publisher``."""
+
+    def publish(
+        self, version: int, files: Sequence[Path], digest: str, trainer_epoch: int = 0
+    ) -> Coroutine[Any, Any, Manifest]:
+        """Store the files; the manifest is for ``commit``. Again is free."""
+
+
+class Offload(Protocol):
+    """Runs a blocking call elsewhere: ``asyncio.to_thread``, or in a simulator the call itself."""
+
+    def __call__(self, call: Callable[[], R], /) -> Coroutine[Any, Any, R]: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerIdentity:
+    """Who this trainer is to dataflow."""
+
+    policy: str
+    name: str
+    config_digest: str = ""
+    code_digest: str = ""
+    incarnation: str = ""
+    """Empty: drawn at the start of the loop."""
+
+
+class TrainLoop:
+    """Pull a batch, step, publish, commit. ``await run()`` returns at the end of the run, or raises the first cause."""
+
+    def __init__(
+        self,
+        *,
+        identity: TrainerIdentity,
+        dataflow: Dataflow,
+        backend: Backend,
+        publisher: Publisher,
+        checkpoints: Checkpoints,
+        checkpoint_every: int,
+        offload: Offload = asyncio.to_thread,
+        clock: Clock | None = None,
+        say: Callable[[str], None] = lambda _: None,
+        observe: Callable[[Batch, StepReport, dict[str, float]], None] = lambda *_: None,
+    ) -> None:
+        """``backend`` holds version 0. ``say``: one line for people. ``observe``: after each commit."""
+        self.identity = identity
+        self._incarnation = identity.incarnation or secrets.token_hex(8)
+        self._dataflow = dataflow
+        self._backend = backend
+        self._publisher = publisher
+        self._checkpoints = checkpoints
+        self._checkpoint_every = checkpoint_every
+        self._offload = offload
+        self._clock = clock or SystemClock()
+        self._say = say
+        self._observe = observe
+        self._epoch = 0
+        self._trained: list[TrainedStep] = []
+        self._heartbeat_s = 2.0
+        self._doing = ("starting", self._clock.monotonic(), "")
+        self._waited_s: dict[str, float] = {}
+        self._saved = -1
+        """Version of the newest checkpoint on disk."""
+
+    async def run(self) -> None:
+        """Raises what ended it: Fenced (a newer trainer took over), the backend's error, Unavailable, Starved."""
+        hello = await self._dataflow.hello(self._hello())
+        self._heartbeat_s = hello.heartbeat_s
+        finished = await self._resume()
+        while not finished:
+            batch = await self._next_batch()
+            if batch is None:
+                break
+            finished = await self._train(batch)
+        if self._backend.version > max(self._saved, 0):
+            await self._checkpoint()
+        self._set_doing("finished")
+
+    # ── the parts ──
+
+    async def _resume(self) -> bool:
+        """Load the newest complete checkpoint, or start at version 0; register and fence older trainers."""
+        found = await self._blocking("loads its checkpoint", self._load)
+        manifest = None
+        if found:
+            files, digest, folder = await self._blocking("exports", self._export)
+            manifest = await self._publish(self._backend.version, files, digest, folder)
+        else:
+            digest = await self._blocking("hashes its weights", self._backend.digest)
+        reply = await self._dataflow.resume(
+            m.ResumeRequest(
+                policy=self.identity.policy,
+                version=self._backend.version,
+                digest=digest,
+                trainer=self.identity.name,
+                incarnation=self._incarnation,
+                manifest=manifest,
+            )
+        )
+        self._epoch = reply.trainer_epoch
+        if reply.undone:
+            self._say(f"{len(reply.undone)} batches committed after version {self._backend.version} come again")
+        return reply.finished
+
+    async def _next_batch(self) -> Batch | None:
+        """None: the run is finished."""
+        self._set_doing(Wait.BATCH)
+        began = self._clock.monotonic()
+        while True:
+            reply = await self._dataflow.batch(
+                m.BatchRequest(
+                    policy=self.identity.policy,
+                    trainer_epoch=self._epoch,
+                    wait_s=self._heartbeat_s,
+                    report=self._report(),
+                )
+            )
+            self._doing = (*self._doing[:2], reply.why)
+            if reply.batch is not None or reply.finished:
+                self._add_wait(Wait.BATCH, began)
+                return reply.batch
+
+    async def _train(self, batch: Batch) -> bool:
+        """One batch to its commit. Returns whether the run is finished."""
+        began = self._clock.monotonic()
+        try:
+            report = await self._blocking("steps", lambda: self._backend.step(batch), f"batch {batch.id}")
+        except Exception as error:
+            await self._fail(batch, error)
+            raise
+        stepped = self._clock.monotonic()
+        manifest = None
+        if report.updated:
+            files, digest, folder = await self._blocking("exports", self._export)
+            manifest = await self._publish(batch.version + 1, files, digest, folder)
+        published = self._clock.monotonic()
+        metrics = {**report.metrics, "time/step_s": stepped - began, "time/publish_s": published - stepped}
+        reply = await self._commit(batch, manifest, report, metrics)
+        if report.updated:
+            self._trained.append(TrainedStep(step=batch.version + 1, batch=batch.id, trained=report.trained))
+            if self._backend.version % self._checkpoint_every == 0:
+                await self._checkpoint()
+        self._observe(batch, report, metrics)
+        return reply.finished
+
+    async def _commit(
+        self, batch: Batch, manifest: Manifest | None, report: StepReport, metrics: dict[str, float]
+    ) -> m.CommitReply:
+        """The only call that advances the version."""
+        self._set_doing(Wait.COMMIT, f"batch {batch.id}")
+        began = self._clock.monotonic()
+        reply = await self._dataflow.commit(
+            m.CommitRequest(
+                policy=self.identity.policy,
+                batch=batch.id,
+                trainer_epoch=self._epoch,
+                manifest=manifest,
+                reason=None if report.updated else report.reason,
+                metrics=metrics,
+            )
+        )
+        self._add_wait(Wait.COMMIT, began)
+        return reply
+
+    async def _publish(self, version: int, files: Sequence[Path], digest: str, folder: Path) -> Manifest:
+        self._set_doing(Wait.PUBLISH, f"version {version}")
+        began = self._clock.monotonic()
+        try:
+            manifest = await self._beating(self._publisher.publish(version, files, digest, self._epoch))
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        self._add_wait(Wait.PUBLISH, began)
+        return manifest
+
+    async def _checkpoint(self) -> None:
+        version = self._backend.version
+        extra = {"policy": self.identity.policy, "trainer_epoch": self._epoch, "version": version}
+        await self._blocking(
+            "writes a checkpoint",
+            lambda: self._checkpoints.write(version, lambda into: self._backend.save(into, extra), self._trained),
+        )
+        self._saved = version
+
+    def _load(self) -> bool:
+        found = self._checkpoints.newest(self._say)
+        if found is None:
+            return False
+        version, folder = found
+        extra = self._backend.load(folder)
+        require_same_version(self._backend.version, version, folder)
+        self._epoch = int(extra["trainer_epoch"])
+        self._trained = read_trained(folder)
+        self._saved = version
+        self._say(f"goes on from {folder}")
+        return True
+
+    def _export(self) -> tuple[list[Path], str, Path]:
+        """Files, digest, and the folder to remove when they are published. On the disk of the checkpoints."""
+        self._checkpoints.folder.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=".export-", dir=self._checkpoints.folder))
+        return self._backend.export(folder), self._backend.digest(), folder
+
+    async def _fail(self, batch: Batch, error: Exception) -> None:
+        """Tell dataflow which batch it was; the error itself goes on to whoever started us."""
+        text = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS]
+        self._set_doing("failed", text)
+        request = m.FailRequest(policy=self.identity.policy, batch=batch.id, trainer_epoch=self._epoch, error=text)
+        try:
+            reply = await self._dataflow.fail(request)
+        except AstraFlowError as refused:  # the first cause matters more than that it could not be reported
+            self._say(f"could not report the failure of batch {batch.id}: {refused}")
+            return
+        self._say(f"batch {batch.id} failed {reply.failures} times: {text}")
+
+    # ── what it says of itself ──
+
+    async def _blocking(self, doing: str, call: Callable[[], R], why: str = "") -> R:
+        self._set_doing(doing, why)
+        return await self._beating(self._offload(call))
+
+    async def _beating(self, work: Coroutine[Any, Any, R]) -> R:
+        """The result of ``work``; while it lasts, dataflow hears of this trainer."""
+        task = asyncio.ensure_future(work)
+        try:
+            while not task.done():
+                await asyncio.wait({task}, timeout=self._heartbeat_s)
+                if not task.done():
+                    await self._beat()
+            return task.result()
+        finally:
+            task.cancel()
+
+    def _hello(self) -> m.HelloRequest:
+        who = self.identity
+        return m.HelloRequest(
+            component=COMPONENT,
+            name=who.name,
+            incarnation=self._incarnation,
+            config_digest=who.config_digest,
+            code_digest=who.code_digest,
+            policy=who.policy,
+        )
+
+    async def _beat(self) -> None:
+        request = m.ReportRequest(
+            component=COMPONENT, name=self.identity.name, incarnation=self._incarnation, report=self._report()
+        )
+        with suppress(Unavailable):  # dataflow restarts: what follows the work finds out whether it came back
+            await self._dataflow.report(request)
+
+    def _report(self) -> m.ComponentReport:
+        doing, since, why = self._doing
+        return m.ComponentReport(
+            doing=doing,
+            since_s=max(0.0, self._clock.monotonic() - since),
+            why=why,
+            versions={self.identity.policy: self._backend.version},
+            metrics={f"wait_s/{name}": seconds for name, seconds in self._waited_s.items()},
+        )
+
+    def _set_doing(self, doing: str, why: str = "") -> None:
+        self._doing = (str(doing), self._clock.monotonic(), why)
+
+    def _add_wait(self, wait: Wait, began: float) -> None:
+        self._waited_s[wait.value] = self._waited_s.get(wait.value, 0.0) + self._clock.monotonic() - began
