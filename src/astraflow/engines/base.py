@@ -38,6 +38,8 @@ class EngineInfo(Record, frozen=True, kw_only=True):
     """Held, oldest first; empty before the first load."""
     digests: dict[int, str] = {}
     slots: int = 0
+    versions_held: int = 1
+    """Weight sets that it has room for."""
 
 
 class Engine(Protocol):

@@ -56,6 +56,7 @@ class TorchEngine:
             versions=tuple(held.version for held in self._held),
             digests={held.version: held.digest for held in self._held},
             slots=self._settings.slots,
+            versions_held=self._settings.versions_held,
         )
 
     async def start(self) -> None:

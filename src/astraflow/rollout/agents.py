@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from astraflow.engines.base import Engine, GenerateReply, GenerateRequest
 from astraflow.errors import BadRequest, EngineFailed, EpisodeOver, EpisodeTruncated
+from astraflow.observe.waits import Wait
 from astraflow.rollout.conversation import Conversation, Prompt
 from astraflow.rollout.template import ChatTemplate
 from astraflow.rollout.workflow import Message, Reply
@@ -45,11 +47,13 @@ class EpisodeAgents:
         *,
         max_turns: int = 64,
         hold: Hold = holds_newest_only,
+        waiting: Callable[[Wait], AbstractContextManager[None]] = lambda _: nullcontext(),
     ) -> None:
         self._lease = lease
         self._seats = seats
         self._max_turns = max_turns
         self._hold = hold
+        self._waiting = waiting
         self._agents: list[RecordedAgent] = []
         self._first: dict[str, RecordedAgent] = {}
         self._asked = 0
@@ -114,7 +118,8 @@ class EpisodeAgents:
         self._asking.add(task)
         task.add_done_callback(self._asking.discard)
         try:
-            return await task
+            with self._waiting(Wait.ENGINE):
+                return await task
         except BadRequest as error:
             if str(error).startswith(PROMPT_TOO_LONG):
                 raise

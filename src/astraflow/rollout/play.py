@@ -6,12 +6,14 @@ Whose fault a failure is (F13) is decided here and nowhere else, by the first ca
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from astraflow.clock import Clock, SystemClock
 from astraflow.errors import BadRequest, EngineFailed, EnvFailed, EpisodeTruncated, GraderFailed
+from astraflow.observe.waits import Wait
 from astraflow.rollout.agents import EpisodeAgents, Hold, Seat, holds_newest_only
 from astraflow.rollout.score import UnknownName, resolve
 from astraflow.rollout.workflow import Reward, Workflow
@@ -43,12 +45,16 @@ class WorkflowPlayer:
     cancel_grace_s: float = 5.0
     hold: Hold = holds_newest_only
     clock: Clock = field(default_factory=SystemClock)
+    waiting: Callable[[Wait], AbstractContextManager[None]] = lambda _: nullcontext()
+    """Told of every wait for an engine."""
     abandoned: set[asyncio.Task[Reward]] = field(default_factory=set)
     """Workflows that did not end although they were cancelled."""
 
     async def __call__(self, lease: Lease) -> Episode:
         began = self.clock.monotonic()
-        agents = EpisodeAgents(lease, self._seats_for(lease), max_turns=self.max_turns, hold=self.hold)
+        agents = EpisodeAgents(
+            lease, self._seats_for(lease), max_turns=self.max_turns, hold=self.hold, waiting=self.waiting
+        )
         running = asyncio.ensure_future(self._run(lease, agents))
         try:
             done, _ = await asyncio.wait({running}, timeout=lease.time_limit_s)
@@ -59,7 +65,8 @@ class WorkflowPlayer:
                 return failed(lease, FailureKind.TIMEOUT, message, wall_s=self.clock.monotonic() - began)
             return self._episode(lease, agents, running, self.clock.monotonic() - began)
         finally:
-            await self._end(running)
+            if await self._end(running) and not running.cancelled():
+                running.exception()  # seen, also where the lease was lost and nobody reads the result
             await agents.close()
 
     def _seats_for(self, lease: Lease) -> dict[str, Seat]:
@@ -76,8 +83,8 @@ class WorkflowPlayer:
 
     async def _end(self, running: asyncio.Task[Reward]) -> bool:
         """Cancel the workflow; False if it does not end within the grace: it is then left to itself and counted."""
-        if running.done():
-            return True
+        if running.done() or running in self.abandoned:
+            return running.done()
         running.cancel()
         await asyncio.wait({running}, timeout=self.cancel_grace_s)
         if running.done():

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
 from astraflow.engines.base import Engine
-from astraflow.errors import AstraFlowError, EngineFailed, NotFound
+from astraflow.errors import AstraFlowError, EngineFailed
 from astraflow.types import Manifest
 from astraflow.wire.messages import ManifestRequest
 from astraflow.wire.protocol import Dataflow
@@ -30,12 +32,6 @@ class Follower(Protocol):
     @property
     def loaded(self) -> Manifest | None: ...
 
-    @property
-    def error(self) -> str | None: ...
-
-    @property
-    def counts(self) -> Mapping[str, int]: ...
-
     def offer(self, manifest: Manifest) -> None: ...
 
     async def until_loaded(self, serial: int, *, deadline_s: float) -> Manifest: ...
@@ -46,33 +42,73 @@ class Follower(Protocol):
 class ServedPolicy:
     """``follow`` makes the subscriber, given what loads: ``lambda load: Subscriber(policy, store, cache, load)``."""
 
-    def __init__(self, policy: str, engine: Engine, follow: Callable[[Load], Follower]) -> None:
+    def __init__(
+        self,
+        policy: str,
+        engine: Engine,
+        follow: Callable[[Load], Follower],
+        *,
+        pin_wait_s: float = 600.0,
+    ) -> None:
+        """Where the engine has room for one version only, an update waits, at most ``pin_wait_s``, for the leases
+        that are pinned to the version that it would replace."""
         self.policy = policy
         self.engine = engine
         self.subscriber = follow(self._load)
+        self._pin_wait_s = pin_wait_s
+        self._pins: Counter[int] = Counter()
+        self._unpinned = asyncio.Event()
         self._loading = asyncio.Lock()
 
-    async def hold(self, version: int, dataflow: Dataflow) -> None:
-        """Make the engine hold a past version beside the newest. Raises EngineFailed if it cannot be had."""
-        if version in self.engine.info().versions:
+    @contextmanager
+    def pinned(self, version: int) -> Iterator[None]:
+        """While a lease that names this version is played."""
+        self._pins[version] += 1
+        try:
+            yield
+        finally:
+            self._pins[version] -= 1
+            self._pins += Counter()  # forget versions without a pin
+            self._unpinned.set()
+
+    async def hold(self, version: int, dataflow: Dataflow, *, deadline_s: float) -> None:
+        """Make the engine hold a version. Raises EngineFailed if it cannot be had here."""
+        if self._holds(version):
             return
         try:
             manifest = await dataflow.manifest(ManifestRequest(policy=self.policy, version=version))
-            await self._load(manifest, await self.subscriber.cache.fetch(manifest))
+            loaded = self.subscriber.loaded
+            if loaded is None or loaded.serial < manifest.serial:
+                self.subscriber.offer(manifest)
+                await self.subscriber.until_loaded(manifest.serial, deadline_s=deadline_s)
+            if not self._holds(version) and self.engine.info().versions_held > 1:
+                await self._load(manifest, await self.subscriber.cache.fetch(manifest))
         except (AstraFlowError, OSError) as error:
             raise EngineFailed(f"{self.policy}: version {version} cannot be loaded here: {error}") from error
-        if version not in self.engine.info().versions:
-            held = list(self.engine.info().versions)
-            raise EngineFailed(f"{self.policy}: version {version} was loaded but is not held; held: {held}")
+        if not self._holds(version):
+            info = self.engine.info()
+            raise EngineFailed(
+                f"{self.policy}: version {version} is not held; the engine has room for {info.versions_held} "
+                f"and holds {list(info.versions)}"
+            )
+
+    def _holds(self, version: int) -> bool:
+        return version in self.engine.info().versions
 
     async def _load(self, manifest: Manifest, files: Sequence[Path]) -> None:
         """One at a time: the newest and a pinned version must not race for the same room."""
         async with self._loading:
-            await self.engine.load(manifest, list(files))
+            if self.engine.info().versions_held == 1:
+                await self._until_unpinned(manifest.version)
+            if self.engine.info().digests.get(manifest.version) != manifest.digest:
+                await self.engine.load(manifest, list(files))
 
-
-def served(policies: Mapping[str, ServedPolicy], policy: str) -> ServedPolicy:
-    """Raises NotFound with the policies that this worker has."""
-    if policy not in policies:
-        raise NotFound(f"this worker does not serve policy {policy!r}; it serves {sorted(policies)}")
-    return policies[policy]
+    async def _until_unpinned(self, version: int) -> None:
+        """A bounded wait: after it the update is loaded all the same, and pinned requests fail by name."""
+        try:
+            async with asyncio.timeout(self._pin_wait_s):
+                while any(pin != version and self._holds(pin) for pin in self._pins):
+                    self._unpinned.clear()
+                    await self._unpinned.wait()
+        except TimeoutError:
+            return

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import ExitStack
 from typing import Any, TypeVar
 
 from astraflow.clock import Clock, SystemClock
@@ -27,6 +28,7 @@ from astraflow.errors import (
     Closed,
     EngineFailed,
     Fenced,
+    NameTaken,
     StorageFull,
     TooLarge,
     Unavailable,
@@ -45,6 +47,7 @@ log = logging.getLogger("astraflow.rollout")
 T = TypeVar("T")
 
 LONGEST_PAUSE_S = 5.0
+NAME_PATIENCE_S = 15.0
 
 
 class RolloutService:
@@ -61,9 +64,10 @@ class RolloutService:
         capabilities: m.Capabilities,
         settings: RolloutSettings,
         clock: Clock | None = None,
+        activity: Activity | None = None,
     ) -> None:
         self.name = name
-        self.activity = Activity(clock or SystemClock())
+        self.activity = activity or Activity(clock or SystemClock())
         self._incarnation = incarnation
         self._dataflow = dataflow
         self._players = players
@@ -72,6 +76,8 @@ class RolloutService:
         self._settings = settings
         self._clock = clock or SystemClock()
         self._held: dict[str, asyncio.Task[None]] = {}
+        self._unfinished: set[str] = set()
+        """Leases that are ours and whose episode dataflow does not have yet."""
         self._free = asyncio.Event()
         self._drain = asyncio.Event()
         self._leave = asyncio.Event()
@@ -102,7 +108,7 @@ class RolloutService:
         if policy not in self._policies:
             raise EngineFailed(f"this worker does not serve policy {policy!r}; it serves {sorted(self._policies)}")
         with self.activity.waiting(Wait.WEIGHTS, f"{policy} version {version}"):
-            await self._policies[policy].hold(version, self._dataflow)
+            await self._policies[policy].hold(version, self._dataflow, deadline_s=self._settings.patience_s)
 
     async def _greet(self) -> None:
         hello = m.HelloRequest(
@@ -112,8 +118,17 @@ class RolloutService:
             config_digest=self._capabilities.config_digest,
             code_digest=self._capabilities.code_digest,
         )
-        reply = await self._patiently(lambda: self._dataflow.hello(hello))
-        self._heartbeat_s = reply.heartbeat_s
+        deadline = self._clock.monotonic() + NAME_PATIENCE_S
+        while True:
+            try:
+                reply = await self._patiently(lambda: self._dataflow.hello(hello))
+            except NameTaken:  # the process that this one replaces may have been heard a moment ago
+                if self._clock.monotonic() >= deadline:
+                    raise
+                await asyncio.sleep(1.0)
+            else:
+                self._heartbeat_s = reply.heartbeat_s
+                return
 
     async def _serve(self) -> None:
         async with asyncio.TaskGroup() as loops:
@@ -160,6 +175,7 @@ class RolloutService:
     def _start(self, lease: Lease, episodes: asyncio.TaskGroup) -> None:
         task = episodes.create_task(self._run_one(lease), name=f"episode {lease.id}")
         self._held[lease.id] = task
+        self._unfinished.add(lease.id)
         self.activity.count("lease/taken")
         self.activity.playing(len(self._held))
         task.add_done_callback(lambda _: self._release(lease.id))
@@ -178,9 +194,14 @@ class RolloutService:
     # ── one episode ──
 
     async def _run_one(self, lease: Lease) -> None:
-        episode = await self._play(lease)
+        with ExitStack() as pins:
+            for name, version in lease.versions.items():
+                if name in self._policies:
+                    pins.enter_context(self._policies[name].pinned(version))
+            episode = await self._play(lease)
         self._observe(episode)
         await self._submit(lease, episode)
+        self._unfinished.discard(lease.id)
 
     async def _play(self, lease: Lease) -> Episode:
         player = self._players.get(lease.task.workflow)
@@ -226,6 +247,7 @@ class RolloutService:
             reply = await self._patiently(lambda beat=beat: self._dataflow.renew(beat))  # type: ignore[misc]
             self._offer(reply.manifests)
             for lease_id in reply.lost:
+                self._unfinished.discard(lease_id)
                 if lease_id in self._held:
                     self.activity.count("lease/lost")
                     self._held[lease_id].cancel()
@@ -264,18 +286,21 @@ class RolloutService:
 
     async def _hand_back(self) -> None:
         running = dict(self._held)
-        if not running:
-            return
         for task in running.values():
             task.cancel()
-        await asyncio.wait(running.values(), timeout=2 * self._settings.cancel_grace_s)
-        self.activity.count("lease/handed_back", len(running))
-        request = m.HandBackRequest(worker=self.name, held=tuple(running))
+        if running:
+            await asyncio.wait(running.values(), timeout=2 * self._settings.cancel_grace_s)
+        if not self._unfinished:
+            return
+        unfinished = sorted(self._unfinished)
+        self._unfinished.clear()
+        self.activity.count("lease/handed_back", len(unfinished))
+        request = m.HandBackRequest(worker=self.name, held=tuple(unfinished))
         try:
             async with asyncio.timeout(LONGEST_PAUSE_S):
                 await self._dataflow.hand_back(request)
         except (AstraFlowError, TimeoutError) as error:  # the leases then run out by themselves
-            log.warning("hand_back_failed worker=%s leases=%d error=%s", self.name, len(running), error)
+            log.warning("hand_back_failed worker=%s leases=%d error=%s", self.name, len(unfinished), error)
 
     # ── patience ──
 

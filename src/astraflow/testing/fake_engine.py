@@ -72,6 +72,7 @@ class FakeEngine:
             versions=tuple(held.version for held in self._held),
             digests={held.version: held.digest for held in self._held},
             slots=self._slots,
+            versions_held=self._versions_held,
         )
 
     async def start(self) -> None: ...
