@@ -27,8 +27,15 @@ EXTRA = "extra.json"
 class FakeBackend:
     """Implements ``trainer.backend.Backend``. The same batches in the same order give the same bits."""
 
-    def __init__(self, *, size: int = 8, before_step: Callable[[Batch], None] | None = None) -> None:
-        """``before_step`` may raise: a batch that kills its trainer, or one that the machine cannot hold."""
+    def __init__(
+        self,
+        *,
+        size: int = 8,
+        before_step: Callable[[Batch], None] | None = None,
+        is_dull: Callable[[Batch], bool] = lambda _: False,
+    ) -> None:
+        """``before_step`` may raise: a batch that kills its trainer, or one that the machine cannot hold. ``is_dull``:
+        a batch that has no signal whatever its advantages say."""
         self.trained: Counter[tuple[str, int]] = Counter()
         """How often each (sample_id, use) is in these weights."""
         self.batches: list[int] = []
@@ -36,6 +43,7 @@ class FakeBackend:
         self.ages: list[int] = []
         """Staleness of every trained row, as this trainer saw it."""
         self._before_step = before_step
+        self._is_dull = is_dull
         self._version = 0
         self._weights: Array = np.linspace(-1.0, 1.0, size, dtype=np.float32)
 
@@ -47,7 +55,7 @@ class FakeBackend:
         if self._before_step is not None:
             self._before_step(batch)
         rows = [row for row in batch.rows if row.mask.any()]
-        if not any(run.value for row in rows for run in row.advantages):
+        if self._is_dull(batch) or not any(run.value for row in rows for run in row.advantages):
             return StepReport(updated=False, reason="no_signal")
         self._weights = self._weights + _direction(batch, len(self._weights))
         self._version += 1

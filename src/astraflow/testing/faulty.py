@@ -39,21 +39,30 @@ class Faults:
     """Of every request and every reply."""
     delay_s: tuple[float, float] = (0.1, 15.0)
     timeout_s: tuple[float, float] = (0.05, 5.0)
+    patience_s: float = 0.0
+    """How long a client sends a call again by itself, as ``HttpDataflow`` does, before it raises Unavailable."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, float) and not 0 <= value <= 1:
+            if isinstance(value, float) and not 0 <= value <= 1 and field.name != "patience_s":
                 raise ValueError(f"Faults.{field.name} must be in [0, 1], found {value}")
 
     @staticmethod
-    def none() -> Faults:
-        return Faults()
+    def none(*, patience_s: float = 0.0) -> Faults:
+        return Faults(patience_s=patience_s)
 
     @staticmethod
-    def some(rate: float) -> Faults:
+    def some(rate: float, *, patience_s: float = 0.0) -> Faults:
         """Every fault with the same chance."""
-        return Faults(drop_request=rate, drop_reply=rate, delay_request=rate, delay_reply=rate, duplicate=rate)
+        return Faults(
+            drop_request=rate,
+            drop_reply=rate,
+            delay_request=rate,
+            delay_reply=rate,
+            duplicate=rate,
+            patience_s=patience_s,
+        )
 
 
 class FaultyDataflow:
@@ -136,11 +145,21 @@ class FaultyDataflow:
     # ── the bad network ──
 
     async def _call(self, method: Callable[..., Awaitable[T]], *args: Any) -> T:
-        if self._closed:
-            raise Unavailable("this client is dead")
-        self._sent += 1
-        trip = self._fly(self._trip(method, args, number=self._sent))
-        return await asyncio.shield(trip)  # a caller that dies cannot take back what it has sent
+        loop = asyncio.get_running_loop()
+        deadline, pause = loop.time() + self.faults.patience_s, 0.1
+        while True:
+            if self._closed:
+                raise Unavailable("this client is dead")
+            self._sent += 1
+            trip = self._fly(self._trip(method, args, number=self._sent))
+            try:
+                return await asyncio.shield(trip)  # a caller that dies cannot take back what it has sent
+            except Unavailable:
+                if loop.time() >= deadline:
+                    raise
+            self._counts["sent_again"] += 1
+            await asyncio.sleep(pause * self._random.uniform(0.5, 1.0))
+            pause = min(2 * pause, 5.0)
 
     async def _trip(self, method: Callable[..., Awaitable[T]], args: tuple[Any, ...], *, number: int) -> T:
         await self._travel("delay_request", self.faults.delay_request)

@@ -148,6 +148,18 @@ def test_errors_of_the_other_side_pass_through() -> None:
     run_virtual(main)
 
 
+def test_a_patient_client_sends_again_until_it_is_answered() -> None:
+    async def main() -> None:
+        inner = Recorder()
+        flow, counts = _faulty(inner, Faults(drop_reply=0.6, patience_s=1000.0), seed=3)
+        for _ in range(5):
+            await flow.renew(_renew())
+        assert len(inner.arrived) == 5 + counts["sent_again"]
+        assert counts["sent_again"] == counts["drop_reply"] > 0
+
+    run_virtual(main)
+
+
 def test_same_seed_same_faults() -> None:
     async def history(seed: int) -> tuple[list[str], dict[str, int]]:
         inner = Recorder()

@@ -9,8 +9,10 @@ from __future__ import annotations
 import itertools
 import sqlite3
 from collections.abc import Callable
+from importlib import resources
 from typing import Any
 
+from astraflow.testing.simulator.edges import watch
 from astraflow.testing.simulator.process import Killed
 
 _NUMBERS = itertools.count()
@@ -22,7 +24,11 @@ class Database:
     def __init__(self) -> None:
         self.uri = f"file:astraflow-sim-{next(_NUMBERS)}?mode=memory&cache=shared"
         self.keeper = sqlite3.connect(self.uri, uri=True, isolation_level=None)
-        self.transactions = 0
+        schema = resources.files("astraflow.dataflow").joinpath("schema.sql").read_text()
+        self.keeper.executescript(schema)
+        watch(self.keeper)
+        self.full = False
+        """The disk is full: what would write fails, in the words of SQLite."""
         self._open: list[Crasher] = []
         self._fuse: int | None = None
         self._boom: Callable[[], None] = lambda: None
@@ -53,8 +59,10 @@ class Database:
         self.kill()
         self.keeper.close()
 
-    def count(self) -> None:
+    def count(self, statement: str) -> None:
         """Called before every statement that runs inside a transaction."""
+        if self.full and statement.split(maxsplit=1)[0] in ("INSERT", "UPDATE", "COMMIT"):
+            raise sqlite3.OperationalError("database or disk is full")
         if self._fuse is None:
             return
         self._fuse -= 1
@@ -71,27 +79,31 @@ class Crasher(sqlite3.Connection):
     dead = False
 
     def execute(self, *args: Any, **kwargs: Any) -> sqlite3.Cursor:
-        self._live()
+        self._live(args[0])
         return super().execute(*args, **kwargs)
 
     def executemany(self, *args: Any, **kwargs: Any) -> sqlite3.Cursor:
-        self._live()
+        self._live(args[0])
         return super().executemany(*args, **kwargs)
 
     def executescript(self, *args: Any, **kwargs: Any) -> sqlite3.Cursor:
-        self._live()
+        self._live(args[0])
         return super().executescript(*args, **kwargs)
 
     def commit(self) -> None:
-        self._live()
+        self._live("COMMIT")
         super().commit()
 
     def close(self) -> None:
         if not self.dead:
             super().close()
 
-    def _live(self) -> None:
+    @property
+    def in_transaction(self) -> bool:
+        return not self.dead and super().in_transaction
+
+    def _live(self, statement: str) -> None:
         if self.dead:
             raise Killed
         if self.in_transaction:
-            self.database.count()
+            self.database.count(statement)

@@ -63,8 +63,8 @@ class History:
 
 
 def batch_digest(batch: Batch) -> str:
-    """Of everything but the epoch of the trainer that it is issued to."""
-    seen = hashlib.sha256(repr((batch.id, batch.policy, batch.version, batch.tokens, batch.sequences)).encode())
+    """Of what is trained: not of the version that it starts from, nor of the trainer that it is issued to."""
+    seen = hashlib.sha256(repr((batch.id, batch.policy, batch.tokens, batch.sequences)).encode())
     for row in batch.rows:
         seen.update(repr((row.sample_id, row.use, row.spans, row.advantages, row.kind, row.pair)).encode())
         for array in (row.tokens, row.mask, row.logprobs):

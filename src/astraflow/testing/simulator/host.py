@@ -14,7 +14,6 @@ import msgspec
 from astraflow.errors import AstraFlowError, Unavailable
 from astraflow.testing.simulator.database import Database
 from astraflow.testing.simulator.history import History
-from astraflow.testing.simulator.process import Killed
 from astraflow.wire import messages as m
 from astraflow.wire.codec import decode, encode
 
@@ -109,11 +108,11 @@ class Host:
         self._handling.add(task)
         try:
             reply = await task
-        except (Killed, asyncio.CancelledError):
-            if self._service is service:  # it was our own caller that died
+        except BaseException as error:
+            if self._service is not service:
+                raise Unavailable("connection reset: dataflow died") from None
+            if not isinstance(error, AstraFlowError):  # a bug, or our own caller died
                 raise
-            raise Unavailable("connection reset: dataflow died") from None
-        except AstraFlowError as error:
             self._history.note(f"{call} refused: {error.kind}")
             self._history.faults[f"refused/{call}/{error.kind}"] += 1
             raise

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from astraflow.testing.faulty import Faults
 
 CRASHES = ("dataflow", "dataflow_transaction", "worker", "trainer", "trainer_old_checkpoint")
-ACTIONS = (*CRASHES, "cut", "wall_jump", "slow_worker", "join", "leave", "drain")
+ACTIONS = (*CRASHES, "cut", "wall_jump", "slow_worker", "disk_full", "join", "leave", "drain")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,11 +54,12 @@ class Plan:
     """Chance that an episode raises, hangs, or is graded with nonsense."""
     poison: bool
     """One batch kills its trainer twice."""
+    dull: float
+    """Chance that a batch has no signal: no step, its groups are dropped."""
     faults: Faults
     acts: tuple[Act, ...]
     faults_stop_s: float
     """From here on everything works: the run must end."""
-    unwatched: bool = field(default=False)
 
     @staticmethod
     def draw(seed: int) -> Plan:
@@ -75,6 +76,7 @@ class Plan:
         )
         stop = rng.uniform(20, 120)
         rate = rng.choice((0.0, 0.01, 0.05, 0.15))
+        patience_s = rng.choice((0.0, 5.0, 60.0))
         return Plan(
             seed=seed,
             steps=rng.randint(3, 6),
@@ -89,7 +91,8 @@ class Plan:
             wait_for_all=rng.random() < 0.3,
             workflow_faults=rng.choice((0.0, 0.0, 0.05, 0.15)),
             poison=rng.random() < 0.2,
-            faults=Faults.some(rate),
+            dull=rng.choice((0.0, 0.0, 0.15)),
+            faults=Faults.some(rate, patience_s=patience_s),
             acts=_acts(rng, stop),
             faults_stop_s=stop,
         )

@@ -42,7 +42,6 @@ class Process:
         self.finished = False
         self.stays_down = False
         """Set before a crash: a machine that is gone for good."""
-        self.deaths_by_error = 0
         self._start = start
         self._history = history
         self._restart_s = restart_s
@@ -76,11 +75,11 @@ class Process:
             done = False
         except Killed:
             done = False
-        except AstraFlowError as error:
+        except (AstraFlowError, MemoryError) as error:  # what a process may die of; anything else is a bug
             if not life.dead:
-                self.deaths_by_error += 1
-                self._history.note(f"{self.name} died of {error.kind}: {error}")
-                self._history.faults[f"died/{self.name.rstrip('0123456789')}/{error.kind}"] += 1
+                kind = type(error).__name__
+                self._history.note(f"{self.name} died of {kind}: {error}")
+                self._history.faults[f"died/{self.name.rstrip('0123456789')}/{kind}"] += 1
             done = False
         finally:
             life.dead = True

@@ -1,0 +1,55 @@
+"""`python -m astraflow.testing.simulator [--seeds N] [--first N] [--seed N]`: many seeds, then what they covered."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+
+from astraflow.testing.simulator import simulate
+from astraflow.testing.simulator.edges import ALLOWED, Edge
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(prog="astraflow.testing.simulator")
+    arguments.add_argument("--seeds", type=int, default=200, help="how many")
+    arguments.add_argument("--first", type=int, default=0, help="the first one")
+    arguments.add_argument("--seed", type=int, default=None, help="only this one")
+    given = arguments.parse_args()
+    seeds = range(given.first, given.first + given.seeds) if given.seed is None else [given.seed]
+    began = time.monotonic()
+    faults: Counter[str] = Counter()
+    edges: Counter[Edge] = Counter()
+    failed: list[int] = []
+    for done, seed in enumerate(seeds, start=1):
+        try:
+            outcome = simulate(seed)
+        except Exception as error:  # noqa: BLE001 - one broken seed: the others tell how common it is
+            failed.append(seed)
+            _say(f"seed {seed} FAILED: {type(error).__name__}: {error}")
+            continue
+        faults.update(outcome.faults)
+        edges.update(outcome.edges)
+        if done % 100 == 0:
+            _say(f"{done} seeds, {len(failed)} failed, {time.monotonic() - began:.0f} s")
+    report(faults, edges)
+    _say(f"{len(seeds)} seeds, {len(failed)} failed {failed[:20]}, {time.monotonic() - began:.0f} s")
+    return 1 if failed else 0
+
+
+def report(faults: Counter[str], edges: Counter[Edge]) -> None:
+    """How often each fault and each edge occurred; what was never taken was never tested."""
+    for name, count in sorted(faults.items()):
+        _say(f"{count:10d}  {name}")
+    for table, old, new in sorted(ALLOWED | edges.keys()):
+        _say(f"{edges[table, old, new]:10d}  {table}: {old or 'new'} -> {new}")
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,127 @@
+"""What happens to a run from outside, at the plan's times. After ``faults_stop_s`` nothing does."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, TypeVar
+
+from astraflow.errors import AstraFlowError
+from astraflow.testing.simulator.lives import lose_newest_checkpoint
+from astraflow.testing.simulator.plan import Act
+from astraflow.wire import messages as m
+
+if TYPE_CHECKING:
+    from astraflow.testing.simulator.process import Process
+    from astraflow.testing.simulator.world import World
+
+T = TypeVar("T")
+
+STATEMENTS = 60
+"""A crash within a transaction comes after 0 to so many further statements."""
+
+
+async def chaos(world: World) -> None:
+    """The whole plan, then calm."""
+    loop = asyncio.get_running_loop()
+    for act in world.plan.acts:
+        await asyncio.sleep(max(0.0, act.at_s - loop.time()))
+        if await _happen(world, act):
+            world.history.note(f"act {act.what} for {act.seconds:.3f} s")
+            world.history.faults[f"act/{act.what}"] += 1
+        world.check()
+    await asyncio.sleep(max(0.0, world.plan.faults_stop_s - loop.time()))
+    world.be_calm()
+
+
+async def _happen(world: World, act: Act) -> bool:
+    """Whether it could happen."""
+    match act.what:
+        case "dataflow":
+            return world.dataflow.crash(act.seconds)
+        case "dataflow_transaction":
+            return _light_fuse(world, act)
+        case "worker":
+            worker = _pick(_alive(world), act.pick)
+            return worker is not None and worker.crash(act.seconds)
+        case "trainer" | "trainer_old_checkpoint":
+            return _crash_trainer(world, act)
+        case "cut":
+            connection = _pick(list(world.current.values()), act.pick)
+            if connection is not None:
+                connection.cut(act.seconds)
+            return connection is not None
+        case "wall_jump":
+            for clock in world.clocks:
+                clock.jump_wall((act.pick - 0.5) * 1e6)
+            return bool(world.clocks)
+        case "slow_worker":
+            worker = _pick(_alive(world), act.pick)
+            if worker is not None:
+                world.slow_until[worker.name] = asyncio.get_running_loop().time() + act.seconds
+            return worker is not None
+        case "disk_full":
+            world.database.full = True
+            asyncio.get_running_loop().call_later(act.seconds, _space_again, world)
+            return True
+        case "join":
+            world.add_worker()
+            return True
+        case "leave":
+            return _leave(world, act)
+        case "drain":
+            return await _drain(world, act)
+    raise AssertionError(f"unknown act {act.what}")
+
+
+def _light_fuse(world: World, act: Act) -> bool:
+    if not world.dataflow.alive:
+        return False
+    world.database.light_fuse(int(act.pick * STATEMENTS), lambda: _boom(world, act.seconds))
+    return True
+
+
+def _space_again(world: World) -> None:
+    world.database.full = False
+
+
+def _boom(world: World, seconds: float) -> None:
+    world.history.faults["act/died_in_transaction"] += 1
+    world.history.note("dataflow dies within a transaction")
+    world.dataflow.crash(seconds)
+
+
+def _crash_trainer(world: World, act: Act) -> bool:
+    policy = _pick(sorted(world.trainers), act.pick)
+    if policy is None or not world.trainers[policy].crash(act.seconds):
+        return False
+    if act.what == "trainer_old_checkpoint" and lose_newest_checkpoint(world, policy):
+        world.history.faults["act/checkpoint_lost"] += 1
+    return True
+
+
+def _leave(world: World, act: Act) -> bool:
+    """The service was told to stop (SIGTERM): it drains by itself. Another one comes in its place."""
+    worker = _pick(_alive(world), act.pick)
+    if worker is None or worker.name not in world.services:
+        return False
+    world.services[worker.name].stop()
+    return True
+
+
+async def _drain(world: World, act: Act) -> bool:
+    worker = _pick(_alive(world), act.pick)
+    if worker is None:
+        return False
+    try:
+        await world.host.operate(m.OperatorRequest(action="drain", worker=worker.name))
+    except AstraFlowError:
+        return False
+    return True
+
+
+def _alive(world: World) -> list[Process]:
+    return [worker for worker in world.workers if worker.alive]
+
+
+def _pick(items: list[T], pick: float) -> T | None:
+    return items[int(pick * len(items))] if items else None
