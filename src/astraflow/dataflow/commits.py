@@ -1,0 +1,133 @@
+"""Group commit: transitions that arrive together share one transaction, each in a savepoint of its own.
+
+Nobody is answered before what it changed is on disk. A refused transition changes nothing and harms no other one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from astraflow.clock import Clock
+from astraflow.dataflow.ledger import Ledger
+from astraflow.errors import AstraFlowError, Closed, Fenced, RunFailed, StorageFull, Unavailable
+
+log = logging.getLogger("astraflow.dataflow")
+
+T = TypeVar("T")
+Transition = Callable[[float], T]
+
+COUNTED = (Fenced, Closed)
+"""Refusals that are no mistake of the caller: how many there were tells how often work was lost."""
+
+
+@dataclass(slots=True)
+class Work:
+    transition: Transition[Any]
+    future: asyncio.Future[Any] | None
+    """None: nobody waits."""
+
+
+class Commits:
+    """The only writer. ``after`` is called once what was written is on disk."""
+
+    def __init__(self, ledger: Ledger, clock: Clock, after: Callable[[], None]) -> None:
+        self._ledger = ledger
+        self._clock = clock
+        self._after = after
+        self._queue: list[Work] = []
+        self._scheduled = False
+        self._closed = False
+        self._base = ledger.open()
+        self._started = clock.monotonic()
+        self.full = False
+        """The last transaction found the disk full."""
+
+    @property
+    def now(self) -> float:
+        """Seconds of the run: they go on where the last process stopped, and never back."""
+        return self._base + (self._clock.monotonic() - self._started)
+
+    async def write(self, transition: Transition[T]) -> T:
+        """What the transition returns, once it is on disk; raises what it raises."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._put(Work(transition, future))
+        return await future
+
+    def post(self, transition: Transition[None]) -> None:
+        """The same with nobody waiting: it joins the next transaction."""
+        self._put(Work(transition, None))
+
+    def close(self) -> None:
+        """What waits is refused; a second call does nothing."""
+        self._closed = True
+        for work in self._queue:
+            if work.future is not None and not work.future.done():
+                work.future.set_exception(Unavailable("dataflow is closing"))
+        self._queue.clear()
+
+    def _put(self, work: Work) -> None:
+        if self._closed:
+            raise Unavailable("dataflow is closed")
+        self._queue.append(work)
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        queue = [work for work in self._queue if work.future is None or not work.future.done()]
+        self._queue = []
+        if not queue or self._closed:
+            return
+        answers: list[tuple[Work, Any, AstraFlowError | None]] = []
+        try:
+            with self._ledger.store.transaction():
+                now = self.now
+                answers.extend((work, *self._attempt(work, now)) for work in queue)
+                self._ledger.store.set("now", now)
+        except BaseException as error:  # noqa: BLE001 - whatever it was, those who wait must hear it, not hang
+            self._rolled_back(queue, error)
+            return
+        self.full = False
+        for work, answer, refusal in answers:
+            if work.future is None or work.future.done():
+                continue
+            if refusal is None:
+                work.future.set_result(answer)
+            else:
+                work.future.set_exception(refusal)
+        self._after()
+
+    def _attempt(self, work: Work, now: float) -> tuple[Any, AstraFlowError | None]:
+        ledger = self._ledger
+        changes = ledger.policies.changes
+        try:
+            with ledger.store.savepoint():
+                return work.transition(now), None
+        except StorageFull:
+            raise
+        except AstraFlowError as refusal:
+            if isinstance(refusal, RunFailed):
+                ledger.forget()
+                ledger.stop(now, refusal.kind, str(refusal))
+            elif ledger.policies.changes != changes:
+                ledger.policies.reload()
+            if isinstance(refusal, COUNTED):
+                ledger.store.count(refusal.kind.lower())
+            return None, refusal
+
+    def _rolled_back(self, queue: list[Work], error: BaseException) -> None:
+        if isinstance(error, StorageFull):
+            self.full = True
+            log.error("storage_full: %s", error)
+        elif isinstance(error, Exception):
+            log.error("transaction_failed error=%r", error)
+        for work in queue:
+            if work.future is not None and not work.future.done():
+                work.future.set_exception(error)
+        if isinstance(error, Exception):
+            self._ledger.forget()

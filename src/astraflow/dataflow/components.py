@@ -1,0 +1,123 @@
+"""Who is there: rollout services and trainers, when they were last heard of, and who is dead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from astraflow.dataflow.settings import Limits
+from astraflow.dataflow.store import Store
+from astraflow.errors import NameTaken
+from astraflow.wire.codec import decode, encode
+from astraflow.wire.messages import ComponentReport
+
+ROLLOUT, TRAINER = "rollout", "trainer"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ComponentRow:
+    component: str
+    name: str
+    incarnation: str
+    state: str
+    heard_at: float
+    policies: tuple[str, ...]
+    report: ComponentReport
+
+
+class Components:
+    def __init__(self, store: Store, limits: Limits) -> None:
+        self._store = store
+        self._limits = limits
+
+    def heard(self, now: float, component: str, name: str, incarnation: str) -> bool:
+        """It called. True if it replaces an earlier incarnation, whose leases are worthless.
+
+        Raises NameTaken if another incarnation of this name was heard within two heartbeats; of a process that was
+        killed nothing is heard, so its successor need not wait until it is declared dead.
+        """
+        row = self._store.one(
+            "SELECT incarnation, state, heard_at FROM components WHERE component = ? AND name = ?", component, name
+        )
+        if row is not None and row[0] == incarnation:
+            self._store.run(
+                "UPDATE components SET heard_at = ?, state = 'alive' WHERE component = ? AND name = ?",
+                (now, component, name),
+            )
+            if row[1] != "alive":
+                self._store.event(now, "alive", component=component, name=name)
+            return False
+        patience = 2 * self._limits.heartbeat_s
+        if row is not None and component == ROLLOUT and row[1] == "alive" and now - row[2] < patience:
+            raise NameTaken(
+                f"{component} {name!r} is another process, heard {now - row[2]:.1f} s ago: choose another name, "
+                f"or wait until it has been silent for {patience:g} s"
+            )
+        self._store.run(
+            "INSERT INTO components (component, name, incarnation, state, heard_at) VALUES (?, ?, ?, 'alive', ?) "
+            "ON CONFLICT (component, name) DO UPDATE SET incarnation = excluded.incarnation, state = 'alive', "
+            "heard_at = excluded.heard_at, drain = 0, report = NULL",
+            (component, name, incarnation, now),
+        )
+        self._store.event(now, "joined", component=component, name=name, incarnation=incarnation, again=row is not None)
+        return row is not None
+
+    def serves(self, name: str, policies: Sequence[str], *, supervised: bool) -> None:
+        """What a worker can play, for the diagnosis of a starved policy."""
+        self._store.run(
+            "UPDATE components SET policies = ?, supervised = ? WHERE component = 'rollout' AND name = ?",
+            (",".join(sorted(policies)), int(supervised), name),
+        )
+
+    def said(self, component: str, name: str, report: ComponentReport) -> None:
+        self._store.run(
+            "UPDATE components SET report = ? WHERE component = ? AND name = ?", (encode(report), component, name)
+        )
+
+    def drain(self, name: str) -> bool:
+        """Ask a worker to leave; False if there is none of this name."""
+        return bool(
+            self._store.run(
+                "UPDATE components SET drain = 1 WHERE component = 'rollout' AND name = ?", (name,)
+            ).rowcount
+        )
+
+    def drains(self, name: str) -> bool:
+        return bool(self._store.number("SELECT drain FROM components WHERE component = 'rollout' AND name = ?", name))
+
+    def left(self, now: float, component: str, name: str) -> None:
+        self._store.run("UPDATE components SET state = 'left' WHERE component = ? AND name = ?", (component, name))
+        self._store.event(now, "left", component=component, name=name)
+
+    def bury(self, now: float) -> list[tuple[str, str]]:
+        """Declare dead who was not heard of for too long: (component, name)."""
+        dead: list[tuple[str, str]] = self._store.all(
+            "SELECT component, name FROM components WHERE state = 'alive' AND heard_at <= ?",
+            now - self._limits.dead_after_s,
+        )
+        for component, name in dead:
+            self._store.run("UPDATE components SET state = 'dead' WHERE component = ? AND name = ?", (component, name))
+            self._store.event(now, "dead", component=component, name=name)
+            self._store.count(f"dead/{component}")
+        return dead
+
+    def new_terms(self, now: float) -> None:
+        """After a restart of dataflow nobody could be heard."""
+        self._store.run("UPDATE components SET heard_at = ? WHERE state = 'alive'", (now,))
+
+    def all(self) -> list[ComponentRow]:
+        return [
+            ComponentRow(
+                component=component,
+                name=name,
+                incarnation=incarnation,
+                state=state,
+                heard_at=heard_at,
+                policies=tuple(policies.split(",")) if policies else (),
+                report=decode(report, ComponentReport) if report else ComponentReport(),
+            )
+            for component, name, incarnation, state, heard_at, policies, report in self._store.all(
+                "SELECT component, name, incarnation, state, heard_at, policies, report FROM components "
+                "ORDER BY component, name"
+            )
+        ]

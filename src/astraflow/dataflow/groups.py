@@ -1,0 +1,243 @@
+"""Groups: admitted, closed by their last episode, settled per policy, and the queue of kept ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from astraflow.algorithms.base import PolicyRoom, ReadyGroup
+from astraflow.dataflow.policies import Policies
+from astraflow.dataflow.settings import RunSpec
+from astraflow.dataflow.settle import NOT_PLAYED, Verdict
+from astraflow.dataflow.store import Store
+from astraflow.types import Purpose, Task
+from astraflow.wire.codec import decode, encode
+
+SUPERVISED = "supervised"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadyRow:
+    """A group whose last episode has ended, waiting to be settled."""
+
+    group: int
+    task: Task
+    size: int
+    arrival: int
+
+
+class Groups:
+    def __init__(self, store: Store, spec: RunSpec, policies: Policies) -> None:
+        self._store = store
+        self._spec = spec
+        self._policies = policies
+
+    def admit(
+        self,
+        now: float,
+        *,
+        task: Task,
+        size: int,
+        purpose: Purpose = Purpose.TRAIN,
+        versions: Mapping[str, int] | None = None,
+        eval_id: int | None = None,
+    ) -> int:
+        """Open a group with all its episodes pending; returns its id."""
+        store = self._store
+        supervised = int(task.workflow == SUPERVISED)
+        lane = int(purpose is Purpose.EVAL)
+        group = store.run(
+            "INSERT INTO groups (purpose, state, size, left_episodes, supervised, task, task_key, versions, eval_id, "
+            "opened_at) VALUES (?, 'open', ?, ?, ?, ?, ?, ?, ?, ?)",
+            (purpose, size, size, supervised, encode(task), task.key, json.dumps(dict(versions or {})), eval_id, now),
+        ).lastrowid
+        assert group is not None
+        store.run_many(
+            "INSERT INTO episodes (group_id, idx, state, lane, supervised) VALUES (?, ?, 'pending', ?, ?)",
+            [(group, idx, lane, supervised) for idx in range(size)],
+        )
+        if purpose is Purpose.TRAIN:
+            store.run_many(
+                "INSERT INTO group_policy (group_id, policy, state) VALUES (?, ?, 'open')",
+                [(group, policy) for policy in self._spec.trainable],
+            )
+        store.event(now, "admitted", group=group, purpose=purpose, size=size, task=task.key)
+        return group
+
+    def member_ended(self, now: float, group: int) -> bool:
+        """One of its episodes is done or given up; True if it was the last, and the group is ready."""
+        store = self._store
+        store.run("UPDATE groups SET left_episodes = left_episodes - 1 WHERE id = ?", (group,))
+        if store.number("SELECT left_episodes FROM groups WHERE id = ?", group) > 0:
+            return False
+        arrival = int(store.get("arrivals") or 0) + 1
+        store.set("arrivals", arrival)
+        store.run(
+            "UPDATE groups SET state = 'ready', arrival = ?, ended_at = ? WHERE id = ?",
+            (arrival, now, group),
+        )
+        store.run("UPDATE group_policy SET state = 'ready', arrival = ? WHERE group_id = ?", (arrival, group))
+        store.event(now, "ready", group=group, arrival=arrival)
+        return True
+
+    def close(self, group: int) -> None:
+        self._store.run("UPDATE groups SET state = 'closed' WHERE id = ?", (group,))
+
+    @property
+    def any_ready(self) -> bool:
+        return self._store.one("SELECT 1 FROM groups WHERE state = 'ready' AND purpose = 'train' LIMIT 1") is not None
+
+    def ready(self) -> list[ReadyRow]:
+        """Train groups to settle, in the order of closing."""
+        return [
+            ReadyRow(group=group, task=decode(task, Task), size=size, arrival=arrival)
+            for group, task, size, arrival in self._store.all(
+                "SELECT id, task, size, arrival FROM groups WHERE state = 'ready' AND purpose = 'train' "
+                "ORDER BY arrival"
+            )
+        ]
+
+    def settle(self, now: float, group: int, verdicts: Mapping[str, Verdict]) -> list[str]:
+        """Write what each policy makes of a ready group; returns the policies that keep it."""
+        kept = []
+        for policy in self._spec.trainable:
+            verdict = verdicts.get(policy)
+            if verdict is None:
+                self._drop(now, group, policy, NOT_PLAYED)
+                continue
+            self._mask(group, policy, verdict)
+            mean = _mean_reward(verdict)
+            self._store.run(
+                "UPDATE group_policy SET min_version = ?, fresh_version = ?, reward = ?, verdict = ? "
+                "WHERE group_id = ? AND policy = ?",
+                (
+                    verdict.summary.min_version,
+                    verdict.newest,
+                    mean,
+                    verdict.advantages.tobytes() if verdict.reason is None else None,
+                    group,
+                    policy,
+                ),
+            )
+            if verdict.reason is not None:
+                self._drop(now, group, policy, verdict.reason, reward=mean)
+                continue
+            kept.append(policy)
+            self._store.run("UPDATE group_policy SET state = 'kept' WHERE group_id = ? AND policy = ?", (group, policy))
+            self._store.event(now, "kept", group=group, policy=policy, reward=mean)
+        self.close(group)
+        self._count_barren(kept)
+        return kept
+
+    def _count_barren(self, kept: list[str]) -> None:
+        for policy in self._spec.trainable:
+            self._store.run(
+                "UPDATE policies SET barren = CASE WHEN ? THEN 0 ELSE barren + 1 END WHERE name = ?",
+                (policy in kept, policy),
+            )
+
+    def _mask(self, group: int, policy: str, verdict: Verdict) -> None:
+        masked = [(each.masked, group, policy, *place_of(each.sample_id)) for each in verdict.samples if each.masked]
+        self._store.run_many(
+            "UPDATE samples SET mask = ? WHERE group_id = ? AND policy = ? AND idx = ? AND agent = ? AND n = ?", masked
+        )
+
+    def _drop(self, now: float, group: int, policy: str, reason: str, *, reward: float | None = None) -> None:
+        self._store.run(
+            "UPDATE group_policy SET state = 'dropped', reason = ?, verdict = NULL WHERE group_id = ? AND policy = ?",
+            (reason, group, policy),
+        )
+        self._samples(group, policy, "dropped")
+        self._store.event(now, "dropped", group=group, policy=policy, reason=reason, reward=reward)
+
+    def _samples(self, group: int, policy: str, state: str) -> None:
+        self._store.run(
+            "UPDATE samples SET state = ? WHERE group_id = ? AND policy = ? AND state = 'held'", (state, group, policy)
+        )
+
+    # ── the kept queue ──
+
+    def make_stale(self, now: float, group: int, policy: str) -> None:
+        self._store.run(
+            "UPDATE group_policy SET state = 'stale', verdict = NULL WHERE group_id = ? AND policy = ?", (group, policy)
+        )
+        self._samples(group, policy, "stale")
+        self._store.event(now, "stale", group=group, policy=policy, version=self._policies.versions[policy])
+
+    def sweep(self, now: float, policy: str) -> int:
+        """Optimisation: kept groups of which nothing may be trained any more leave the queue before they are picked."""
+        oldest = self._policies.versions[policy] - self._spec.policies[policy].max_staleness
+        gone = self._store.all(
+            "SELECT group_id FROM group_policy WHERE policy = ? AND state = 'kept' AND fresh_version < ?",
+            policy,
+            oldest,
+        )
+        for (group,) in gone:
+            self.make_stale(now, group, policy)
+        return len(gone)
+
+    def drop_surplus(self, now: float, policy: str) -> int:
+        """Beyond (max_staleness + 1) batches the queue could not be used before it is stale: oldest version first."""
+        room = self._spec.policies[policy].room
+        kept = self._store.all(
+            "SELECT group_id FROM group_policy WHERE policy = ? AND state = 'kept' "
+            "ORDER BY min_version IS NULL, min_version, arrival",
+            policy,
+        )
+        surplus = kept[: max(0, len(kept) - room)]
+        for (group,) in surplus:
+            self._drop(now, group, policy, "surplus")
+        return len(surplus)
+
+    def kept(self, policy: str) -> list[ReadyGroup]:
+        return [
+            ReadyGroup(group=group, min_version=version, arrival=arrival)
+            for group, version, arrival in self._store.all(
+                "SELECT group_id, min_version, arrival FROM group_policy WHERE policy = ? AND state = 'kept' "
+                "ORDER BY group_id",
+                policy,
+            )
+        ]
+
+    def oldest_open(self, policy: str) -> int | None:
+        row = self._store.one(
+            "SELECT MIN(group_id) FROM group_policy WHERE policy = ? AND state IN ('open', 'ready')", policy
+        )
+        return row[0] if row else None
+
+    def rooms(self) -> dict[str, PolicyRoom]:
+        """What Pace sees: trainable policies only."""
+        alive = {
+            (policy, state): count
+            for policy, state, count in self._store.all(
+                "SELECT policy, state, COUNT(*) FROM group_policy WHERE state IN ('open', 'ready', 'kept', 'batched') "
+                "GROUP BY policy, state"
+            )
+        }
+        return {
+            policy: PolicyRoom(
+                version=self._policies.versions[policy],
+                max_staleness=self._spec.policies[policy].max_staleness,
+                groups_per_batch=self._spec.policies[policy].groups_per_batch,
+                open_groups=alive.get((policy, "open"), 0) + alive.get((policy, "ready"), 0),
+                kept_groups=alive.get((policy, "kept"), 0),
+                batched_groups=alive.get((policy, "batched"), 0),
+                steps_left=max(0, self._spec.steps - self._policies.versions[policy]),
+            )
+            for policy in self._spec.trainable
+        }
+
+
+def place_of(sample_id: str) -> tuple[int, str, int]:
+    """idx, agent, n of ``group/idx/agent/n``; an agent's name may hold slashes."""
+    _, idx, rest = sample_id.split("/", 2)
+    agent, _, n = rest.rpartition("/")
+    return int(idx), agent, int(n)
+
+
+def _mean_reward(verdict: Verdict) -> float | None:
+    rewards = verdict.summary.units.reward[verdict.summary.units.counts]
+    return float(np.mean(rewards)) if len(rewards) else None

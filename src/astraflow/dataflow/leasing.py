@@ -1,0 +1,85 @@
+"""A worker asks for episodes: admit what Pace allows, then give what ``assign`` chooses."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from astraflow.dataflow.assign import assign
+from astraflow.dataflow.episodes import Place
+from astraflow.dataflow.groups import SUPERVISED
+from astraflow.dataflow.ledger import Ledger
+from astraflow.dataflow.settle import asked
+from astraflow.errors import RunFailed
+from astraflow.observe.waits import WaitReason
+from astraflow.wire import messages as m
+
+TRAIN, EVAL = 0, 1
+
+
+def try_lease(ledger: Ledger, now: float, request: m.LeaseRequest) -> m.LeaseReply:
+    """As many leases as there are for this worker, at most ``count``; none with the reason."""
+    can = request.capabilities
+    manifests = ledger.policies.newest.copy()
+    ledger.components.serves(request.worker, can.policies, supervised=can.supervised)
+    if ledger.state != "running":
+        return m.LeaseReply(manifests=manifests, reason=WaitReason.FINISHED, finished=True)
+    if not ledger.policies.complete or ledger.components.drains(request.worker):
+        return m.LeaseReply(manifests=manifests, reason=WaitReason.NO_ROOM)
+    engine = ledger.needed_policies() <= set(can.policies)
+    evals = _pending(ledger, EVAL, engine, can.supervised, request.count)
+    train = _pending(ledger, TRAIN, engine, can.supervised, request.count)
+    reason = WaitReason.NO_CAPABLE
+    if len(train) < request.count:
+        reason = _admit(ledger, now, request.count - len(train)) or reason
+        train = _pending(ledger, TRAIN, engine, can.supervised, request.count)
+    held_train, held_eval = ledger.episodes.held(request.worker)
+    places = assign(
+        train,
+        evals,
+        count=request.count,
+        held_train=held_train,
+        held_eval=held_eval,
+        eval_share=ledger.spec.limits.eval_share,
+    )
+    if not places:
+        return m.LeaseReply(manifests=manifests, reason=reason)
+    if ledger.store.get("first_lease_at") is None:
+        ledger.store.set("first_lease_at", now)
+    return m.LeaseReply(leases=ledger.episodes.lease(now, request.worker, places), manifests=manifests)
+
+
+def _pending(ledger: Ledger, lane: int, engine: bool, supervised: bool, limit: int) -> list[Place]:
+    """Oldest first, of both kinds of task that the worker can play."""
+    found: list[Place] = []
+    if engine:
+        found += ledger.episodes.pending(lane=lane, supervised=False, limit=limit)
+    if supervised:
+        found += ledger.episodes.pending(lane=lane, supervised=True, limit=limit)
+    return sorted(found)[:limit]
+
+
+def _admit(ledger: Ledger, now: float, wanted: int) -> WaitReason | None:
+    """Open groups until so many episodes are pending; the reason why no further one may start."""
+    pipeline = ledger.spec.pipeline
+    admitted = 0
+    reason: WaitReason | None = None
+    while admitted < wanted:
+        rooms = ledger.groups.rooms()
+        if not any(room.steps_left for room in rooms.values()):
+            reason = WaitReason.NO_ROOM
+            break
+        if not asked(f"{type(pipeline.pace).__name__}.may_admit", partial(pipeline.pace.may_admit, rooms)):
+            reason = WaitReason.NO_ROOM
+            break
+        admission = asked(f"{type(pipeline.curate).__name__}.next", pipeline.curate.next)
+        ledger.exhausted = admission is None
+        if admission is None:
+            reason = WaitReason.NO_TASK
+            break
+        if admission.episodes < 1:
+            raise RunFailed(f"{type(pipeline.curate).__name__}.next asked for {admission.episodes} episodes")
+        size = 1 if admission.task.workflow == SUPERVISED else admission.episodes
+        ledger.groups.admit(now, task=admission.task, size=size)
+        admitted += size
+    ledger.save_algorithms()
+    return reason

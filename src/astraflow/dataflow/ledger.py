@@ -1,0 +1,250 @@
+"""The ledger of one run: every transition is one method, takes ``now`` and touches nothing but its database.
+
+No socket, thread, sleep or clock here; the caller holds the transaction (``store.transaction``, one ``savepoint`` per
+transition). Time is logical: the last stored value plus the monotonic time since this start, so that it never goes
+back whatever the clocks do.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from astraflow.algorithms.base import State
+from astraflow.dataflow.batches import Batches
+from astraflow.dataflow.components import TRAINER, Components
+from astraflow.dataflow.cut import Cut, CutGroup
+from astraflow.dataflow.episodes import Episodes
+from astraflow.dataflow.evals import Evals
+from astraflow.dataflow.groups import Groups
+from astraflow.dataflow.payloads import Payloads
+from astraflow.dataflow.policies import Policies
+from astraflow.dataflow.settings import RunSpec
+from astraflow.dataflow.store import Store
+from astraflow.errors import ConfigError, RunFailed, by_kind
+from astraflow.types import FailureKind, Manifest
+from astraflow.wire import messages as m
+from astraflow.wire.codec import decode, encode
+
+SCHEMA = 1
+USER_CODE = (FailureKind.WORKFLOW, FailureKind.GRADER)
+
+
+class StoredState(msgspec.Struct):
+    """State of the data algorithms, as written with the decision that changed it."""
+
+    state: State
+
+
+class Ledger:
+    def __init__(self, connection: sqlite3.Connection, spec: RunSpec, *, payloads: Path | None = None) -> None:
+        self.spec = spec
+        self.store = Store(connection)
+        self.payloads = Payloads(self.store, payloads)
+        self.policies = Policies(self.store, spec)
+        self.groups = Groups(self.store, spec, self.policies)
+        self.episodes = Episodes(self.store, spec, self.policies, self.groups, self.payloads)
+        self.batches = Batches(self.store, self.policies, self.groups, self.payloads)
+        self.components = Components(self.store, spec.limits)
+        self.evals = Evals(self.store, spec, self.policies, self.groups)
+        self.exhausted = False
+        """Curate had no task when it was last asked."""
+        self._saved: bytes | None = None
+
+    # ── start ──
+
+    def open(self) -> float:
+        """Begin, or go on with what is stored; returns the logical time. Raises ConfigError for another run's file."""
+        store = self.store
+        with store.transaction():
+            run = store.get("run")
+            if run is None:
+                for key, value in (("run", self.spec.run), ("schema", SCHEMA), ("state", "running"), ("now", 0.0)):
+                    store.set(key, value)
+                store.set("config_digest", self.spec.config_digest)
+            elif run != self.spec.run:
+                raise ConfigError(f"this ledger is of run {run!r}, not of {self.spec.run!r}")
+            elif store.get("schema") != SCHEMA:
+                raise ConfigError(f"this ledger has schema {store.get('schema')}, this program reads {SCHEMA}")
+            self.policies.declare()
+            self.policies.reload()
+            now = float(store.get("now"))
+            self.episodes.new_terms(now)
+            self.components.new_terms(now)
+            store.event(now, "dataflow_started")
+        self.load_algorithms()
+        return now
+
+    def load_algorithms(self) -> None:
+        """What the algorithms knew at the last decision that is on disk; at first, what the recipe made."""
+        row = self.store.one("SELECT state FROM algorithms WHERE name = 'pipeline'")
+        if row is None:
+            self._saved = None
+            initial = encode(StoredState(state=self.spec.pipeline.state_dict()))
+            with self.store.transaction():
+                self.store.run("INSERT INTO algorithms VALUES ('pipeline', ?)", (initial,))
+            self._saved = initial
+            return
+        self._saved = row[0]
+        self.spec.pipeline.load_state_dict(decode(row[0], StoredState).state)
+
+    def save_algorithms(self) -> None:
+        """In the transaction of the decision that changed them."""
+        state = encode(StoredState(state=self.spec.pipeline.state_dict()))
+        if state != self._saved:
+            self.store.run("UPDATE algorithms SET state = ? WHERE name = 'pipeline'", (state,))
+            self._saved = state
+
+    def forget(self) -> None:
+        """A transaction was rolled back: every memory of the tables is renewed."""
+        self.policies.reload()
+        self.load_algorithms()
+
+    # ── the run ──
+
+    @property
+    def state(self) -> str:
+        """``running``, ``finished`` or ``failed``"""
+        return str(self.store.get("state"))
+
+    @property
+    def error(self) -> tuple[str, str] | None:
+        """Kind and first cause of a failed run."""
+        kind = self.store.get("error_kind")
+        return (str(kind), str(self.store.get("error"))) if kind else None
+
+    def stop(self, now: float, kind: str, error: str) -> None:
+        """The run fails; the first cause stays."""
+        if self.state != "running":
+            return
+        self.store.set("state", "failed")
+        self.store.set("error_kind", kind)
+        self.store.set("error", error)
+        self.store.event(now, "failed_run", error_kind=kind, error=error)
+
+    def finish_if_done(self, now: float) -> bool:
+        """Every trainable policy has its steps and no evaluation is open."""
+        if self.state != "running" or not self.policies.complete or self.evals.open:
+            return False
+        if any(self.policies.versions[policy] < self.spec.steps for policy in self.spec.trainable):
+            return False
+        self.store.set("state", "finished")
+        self.store.event(now, "finished")
+        return True
+
+    def publish_initial(self, now: float, manifest: Manifest) -> None:
+        self.policies.publish_initial(now, manifest)
+        self.evals.open_if_due(now)
+        self.finish_if_done(now)
+
+    # ── batches ──
+
+    def trained_out(self, policy: str) -> bool:
+        """Whether this policy has all its steps."""
+        return self.policies.versions[policy] >= self.spec.steps
+
+    def cut_groups(self, policy: str, picked: Sequence[int]) -> list[CutGroup]:
+        """The picked kept groups with what was settled for them."""
+        groups = []
+        for group in picked:
+            row = self.store.one(
+                "SELECT g.size, p.verdict FROM groups g JOIN group_policy p ON p.group_id = g.id "
+                "WHERE g.id = ? AND p.policy = ? AND p.state = 'kept'",
+                group,
+                policy,
+            )
+            if row is None:
+                raise RunFailed(f"Select picked group {group}, which is not kept for {policy}")
+            masked = {
+                f"{group}/{idx}/{agent}/{n}": mask
+                for idx, agent, n, mask in self.store.all(
+                    "SELECT idx, agent, n, mask FROM samples WHERE group_id = ? AND policy = ? AND mask IS NOT NULL",
+                    group,
+                    policy,
+                )
+            }
+            groups.append(
+                CutGroup(
+                    group=group,
+                    episodes=self.payloads.episodes(group, row[0]),
+                    advantages=np.frombuffer(row[1], np.float32),
+                    masked=masked,
+                )
+            )
+        return groups
+
+    def freeze(self, now: float, policy: str, groups: Sequence[CutGroup], cut: Cut) -> int | None:
+        """A batch of these groups; None if some went stale: they are marked, others must be picked."""
+        if cut.stale_groups:
+            for group in cut.stale_groups:
+                self.groups.make_stale(now, group, policy)
+            return None
+        return self.batches.freeze(now, policy, cut, [(each.group, each.use) for each in groups])
+
+    # ── what the calls need to know ──
+
+    def needed_policies(self) -> set[str]:
+        """A worker must reach all of them to play an episode."""
+        return set(self.spec.roles.values()) or set(self.spec.policies)
+
+    def raise_if_failed(self) -> None:
+        """The first cause, to whoever would wait for something that will never come."""
+        error = self.error
+        if error is not None:
+            raise by_kind().get(error[0], RunFailed)(error[1])
+
+    def trainer_said(self, now: float, policy: str, report: m.ComponentReport) -> None:
+        """A call of the registered trainer is its heartbeat."""
+        row = self.store.one("SELECT name, incarnation FROM trainers WHERE policy = ?", policy)
+        if row is not None:
+            self.components.heard(now, TRAINER, row[0], row[1])
+            self.components.said(TRAINER, row[0], report)
+
+    def lacks(self, now: float, policy: str) -> str:
+        """What the next batch still waits for, in words."""
+        room = self.groups.rooms()[policy]
+        text = f"{room.kept_groups}/{room.groups_per_batch} groups kept, {room.open_groups} open"
+        row = self.store.one(
+            "SELECT worker, leased_at, attempt, group_id, idx FROM episodes WHERE state = 'leased' AND lane = 0 "
+            "ORDER BY group_id, idx LIMIT 1"
+        )
+        if row is None:
+            return text
+        return f"{text}; oldest episode {row[3]}/{row[4]} {now - row[1]:.0f} s on {row[0]} (attempt {row[2]})"
+
+    def starve_if_barren(self, now: float, policy: str) -> None:
+        """So many groups in a row not kept that no batch will ever fill: the policy has learned the task, or cannot."""
+        barren = self.store.number("SELECT barren FROM policies WHERE name = ?", policy)
+        limit = self.spec.limits.no_signal_limit * self.spec.policies[policy].groups_per_batch
+        if barren < limit or self.trained_out(policy):
+            return
+        reasons = self.store.all(
+            "SELECT reason, COUNT(*) FROM (SELECT reason FROM group_policy WHERE policy = ? AND state = 'dropped' "
+            "ORDER BY group_id DESC LIMIT ?) GROUP BY reason ORDER BY 2 DESC",
+            policy,
+            barren,
+        )
+        counts = ", ".join(f"{reason} {count}" for reason, count in reasons)
+        self.stop(
+            now,
+            "Starved",
+            f"policy {policy} kept none of its last {barren} groups ({counts}) at version "
+            f"{self.policies.versions[policy]}; limit {limit} = no_signal_limit x groups_per_batch",
+        )
+
+    def live_manifests(self) -> tuple[Manifest, ...]:
+        """What somebody may still have to load: two newest publications a policy, resumed versions, open pins."""
+        wanted = {
+            (policy, version)
+            for policy, version in self.store.all(
+                "SELECT p.policy, p.version FROM publications p JOIN policies n ON n.name = p.policy "
+                "WHERE p.serial >= n.serial - 1 UNION SELECT policy, version FROM trainers"
+            )
+        }
+        return tuple(
+            self.policies.manifest(policy, version) for policy, version in sorted(wanted | self.evals.pinned())
+        )

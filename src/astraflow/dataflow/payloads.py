@@ -1,0 +1,95 @@
+"""Bytes of episodes and frozen batches: in the row up to 1 MiB, else content-addressed files beside the database.
+
+A file is on disk under its final name before the row that names it is committed; one that no row names is garbage.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from astraflow.dataflow.store import Store
+from astraflow.errors import DigestMismatch, NotFound
+from astraflow.types import Episode
+from astraflow.wire.codec import decode, encode
+
+R = TypeVar("R", bound=msgspec.Struct)
+
+IN_ROW_BYTES = 1 << 20
+STORED_LIMIT_BYTES = 1 << 32
+"""Far above what the wire lets in: what was stored must always be readable again."""
+
+
+class Payloads:
+    """Without a folder (a database in memory) everything is in the row."""
+
+    def __init__(self, store: Store, folder: Path | None) -> None:
+        self._store = store
+        self._folder = folder
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def pack(self, record: msgspec.Struct) -> tuple[int, str | None, bytes | None]:
+        """(bytes, file, body): exactly one of file and body is set. Raises OSError, the disk being full among them."""
+        body = encode(record)
+        if self._folder is None or len(body) <= IN_ROW_BYTES:
+            return len(body), None, body
+        name = hashlib.sha256(body).hexdigest()
+        path = self._folder / name
+        if not path.exists():
+            self._write(path, body)
+        return len(body), name, None
+
+    def unpack(self, kind: type[R], file: str | None, body: bytes | None) -> R:
+        """Raises NotFound (pruned) and DigestMismatch."""
+        if body is None:
+            body = self._read(file)
+        return decode(body, kind, limit_bytes=STORED_LIMIT_BYTES)
+
+    def _read(self, file: str | None) -> bytes:
+        if file is None or self._folder is None:
+            raise NotFound("these bytes were pruned: the run keeps only what a replay or a resume may still need")
+        path = self._folder / file
+        if not path.exists():
+            raise NotFound(f"payload {path} is missing")
+        body = path.read_bytes()
+        if hashlib.sha256(body).hexdigest() != file:
+            raise DigestMismatch(f"payload {path} does not have the digest in its name: the file is damaged")
+        return body
+
+    def _write(self, path: Path, body: bytes) -> None:
+        part = path.with_suffix(".part")
+        try:
+            with part.open("wb") as handle:
+                handle.write(body)
+                handle.flush()
+                os.fsync(handle.fileno())
+            part.rename(path)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+    # ── episodes ──
+
+    def put_episode(self, group: int, idx: int, episode: Episode) -> None:
+        size, file, body = self.pack(episode)
+        self._store.run(
+            "INSERT OR REPLACE INTO payloads (group_id, idx, bytes, file, body) VALUES (?, ?, ?, ?, ?)",
+            (group, idx, size, file, body),
+        )
+
+    def episodes(self, group: int, size: int) -> list[Episode | None]:
+        """All members by index; None where nothing was stored."""
+        members: list[Episode | None] = [None] * size
+        for idx, file, body in self._store.all("SELECT idx, file, body FROM payloads WHERE group_id = ?", group):
+            members[idx] = self.unpack(Episode, file, body)
+        return members

@@ -1,0 +1,133 @@
+"""Policies, their versions and what was published: one stream per policy, none of them waits for another."""
+
+from __future__ import annotations
+
+import msgspec
+
+from astraflow.dataflow.settings import RunSpec
+from astraflow.dataflow.store import Store
+from astraflow.errors import BadRequest, Fenced, NotFound, UnknownVersion
+from astraflow.types import Manifest
+from astraflow.wire.codec import decode, encode
+
+
+class Policies:
+    """``newest`` and ``published`` are memories of the tables, so that hot calls need no query; ``reload`` renews."""
+
+    def __init__(self, store: Store, spec: RunSpec) -> None:
+        self._store = store
+        self._spec = spec
+        self.newest: dict[str, Manifest] = {}
+        self.published: set[tuple[str, int, str]] = set()
+        self.versions: dict[str, int] = {}
+        self.changes = 0
+        """Grows with every change of these memories: whoever rolls a change back must reload."""
+
+    def declare(self) -> None:
+        """Every policy of the recipe has a row."""
+        for name, spec in self._spec.policies.items():
+            self._store.run(
+                "INSERT INTO policies (name, trainable) VALUES (?, ?) ON CONFLICT (name) DO NOTHING",
+                (name, int(spec.trainable)),
+            )
+
+    def reload(self) -> None:
+        self.newest = {}
+        self.published = set()
+        self.versions = dict(self._store.all("SELECT name, version FROM policies"))
+        for policy, version, digest in self._store.all("SELECT policy, version, digest FROM publications"):
+            self.published.add((policy, version, digest))
+        for policy, blob in self._store.all(
+            "SELECT p.policy, p.manifest FROM publications p "
+            "JOIN policies n ON n.name = p.policy AND n.serial = p.serial"
+        ):
+            self.newest[policy] = decode(blob, Manifest)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every policy has a version that can be served."""
+        return self.newest.keys() >= self._spec.policies.keys()
+
+    def require(self, policy: str, *, trainable: bool = False) -> None:
+        spec = self._spec.policies.get(policy)
+        if spec is None or (trainable and not spec.trainable):
+            known = [name for name in self._spec.policies if not trainable or name in self._spec.trainable]
+            raise BadRequest(f"no {'trainable ' if trainable else ''}policy {policy!r} in this run; known: {known}")
+
+    def require_epoch(self, policy: str, trainer_epoch: int) -> None:
+        """Raises Fenced for an older trainer, BadRequest for one that never resumed."""
+        self.require(policy, trainable=True)
+        current = self._store.number("SELECT trainer_epoch FROM policies WHERE name = ?", policy)
+        if trainer_epoch > current or trainer_epoch < 1:
+            raise BadRequest(f"trainer epoch {trainer_epoch} of {policy} was never given (now {current}): resume first")
+        if trainer_epoch < current:
+            raise Fenced(
+                f"trainer epoch {trainer_epoch} of {policy} was replaced by {current}: a newer trainer resumed"
+            )
+
+    def publish(self, now: float, manifest: Manifest, *, trainer_epoch: int = 0) -> Manifest:
+        """The next serial of its policy: workers follow it."""
+        policy = manifest.policy
+        serial = self._store.number("SELECT serial FROM policies WHERE name = ?", policy) + 1
+        stamped = msgspec.structs.replace(manifest, serial=serial, trainer_epoch=trainer_epoch)
+        self._store.run(
+            "INSERT INTO publications (policy, serial, version, digest, manifest, at) VALUES (?, ?, ?, ?, ?, ?)",
+            (policy, serial, stamped.version, stamped.digest, encode(stamped), now),
+        )
+        self._store.run("UPDATE policies SET serial = ? WHERE name = ?", (serial, policy))
+        self.changes += 1
+        self.newest[policy] = stamped
+        self.published.add((policy, stamped.version, stamped.digest))
+        self._store.event(
+            now, "published", policy=policy, serial=serial, version=stamped.version, digest=stamped.digest
+        )
+        return stamped
+
+    def publish_initial(self, now: float, manifest: Manifest) -> bool:
+        """Version 0, once; False if these weights are already it. Raises UnknownVersion for other weights."""
+        self.require(manifest.policy)
+        if manifest.version != 0:
+            raise BadRequest(f"the initial weights are version 0, found {manifest.version}")
+        found = self._store.one("SELECT digest FROM publications WHERE policy = ? AND version = 0", manifest.policy)
+        if found is None:
+            self.publish(now, manifest)
+            return True
+        if found[0] != manifest.digest:
+            raise UnknownVersion(
+                f"version 0 of {manifest.policy} was {found[0][:12]}…, these weights are {manifest.digest[:12]}…: "
+                "this run folder belongs to another model"
+            )
+        return False
+
+    def set_version(self, policy: str, version: int) -> None:
+        self._store.run("UPDATE policies SET version = ? WHERE name = ?", (version, policy))
+        self.changes += 1
+        self.versions[policy] = version
+
+    def manifest(self, policy: str, version: int | None) -> Manifest:
+        """The newest, or the newest publication of ``version``. Raises NotFound."""
+        self.require(policy)
+        if version is None:
+            found = self.newest.get(policy)
+            if found is None:
+                raise NotFound(f"nothing of {policy} is published yet")
+            return found
+        row = self._store.one(
+            "SELECT manifest FROM publications WHERE policy = ? AND version = ? ORDER BY serial DESC LIMIT 1",
+            policy,
+            version,
+        )
+        if row is None:
+            raise NotFound(f"version {version} of {policy} was never published (now {self.versions[policy]})")
+        return decode(row[0], Manifest)
+
+    def at(self, policy: str, version: int, digest: str) -> Manifest | None:
+        """The newest publication of exactly these weights."""
+        row = self._store.one(
+            "SELECT manifest FROM publications WHERE policy = ? AND version = ? AND digest = ? "
+            "ORDER BY serial DESC LIMIT 1",
+            policy,
+            version,
+            digest,
+        )
+        return decode(row[0], Manifest) if row else None

@@ -1,0 +1,310 @@
+"""The dataflow service: the calls of ``Dataflow`` over the ledger, with a clock, long polls and group commit.
+
+    lease   admit groups as Pace allows, give what ``assign`` chooses
+    submit  store; the last episode of a group makes it ready; then settle: kept or dropped per policy
+    batch   the frozen one, else cut one from what Select picks
+    commit  version + 1; evaluations open; whoever waits is woken
+
+What each wait ends by: a lease by room, a retry or a new evaluation; a batch by a kept group; both by the end of the
+run, and in any case by the caller's own deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, TypeVar
+
+from astraflow.clock import Clock, SystemClock
+from astraflow.dataflow import trainers
+from astraflow.dataflow.commits import Commits
+from astraflow.dataflow.components import ROLLOUT, TRAINER
+from astraflow.dataflow.cutting import try_batch
+from astraflow.dataflow.leasing import try_lease
+from astraflow.dataflow.ledger import USER_CODE, Ledger
+from astraflow.dataflow.settings import RunSpec
+from astraflow.dataflow.settling import settle_ready
+from astraflow.dataflow.status import events, status
+from astraflow.dataflow.store import connect, lock_run
+from astraflow.dataflow.sweeps import sweep
+from astraflow.dataflow.watchdog import Watchdog
+from astraflow.errors import BadRequest, ConfigMismatch, StorageFull
+from astraflow.types import Manifest
+from astraflow.wire import messages as m
+
+R = TypeVar("R", m.LeaseReply, m.BatchReply)
+
+LEASE = "lease"
+MAX_LEASES = 4096
+
+
+class DataflowService:
+    """One per run. Give ``run`` a task of its own: it is the passing of time."""
+
+    def __init__(
+        self, spec: RunSpec, ledger: Ledger, *, clock: Clock | None = None, lock: IO[bytes] | None = None
+    ) -> None:
+        self.spec = spec
+        self.ledger = ledger
+        self._commits = Commits(ledger, clock or SystemClock(), self._after)
+        self._lock = lock
+        self._watchdog = Watchdog(ledger, self._commits.now)
+        self._marks: set[str] = set()
+        self._generation: dict[str, int] = {}
+        self._waiting: dict[str, asyncio.Event] = {}
+        self._settling = False
+        self._closed = False
+        self.lag_s = 0.0
+        """How late the last tick was: the loop was busy."""
+
+    @classmethod
+    def open(cls, spec: RunSpec, folder: Path, *, clock: Clock | None = None) -> DataflowService:
+        """Serve the run in ``folder`` (run.db, payloads/). Conflict while another dataflow does."""
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = lock_run(folder)
+        try:
+            ledger = Ledger(connect(folder / "run.db"), spec, payloads=folder / "payloads")
+            return cls(spec, ledger, clock=clock, lock=lock)
+        except BaseException:
+            lock.close()
+            raise
+
+    # ── life ──
+
+    async def run(self) -> None:
+        """Sweep leases, deaths and starvation until the run's process ends. Never returns by itself."""
+        loop = asyncio.get_running_loop()
+        interval = min(1.0, self.spec.limits.heartbeat_s / 2)
+        while not self._closed:
+            due = loop.time() + interval
+            await asyncio.sleep(interval)
+            self.lag_s = max(0.0, loop.time() - due)
+            with suppress(StorageFull):  # logged where it was found; the next tick tries again
+                await self.tick()
+
+    async def tick(self) -> None:
+        """One sweep now."""
+        await self._commits.write(self._tick)
+
+    async def close(self) -> None:
+        """Refuse what waits and let go of the file; a second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self._commits.close()
+        for event in self._waiting.values():
+            event.set()
+        self.ledger.store.connection.close()
+        if self._lock is not None:
+            self._lock.close()
+
+    async def publish_initial(self, manifest: Manifest) -> None:
+        """Version 0 of a policy, from the launcher; again is fine. Raises UnknownVersion for other weights."""
+
+        def transition(now: float) -> None:
+            self.ledger.publish_initial(now, manifest)
+            self._mark(LEASE)
+
+        await self._commits.write(transition)
+
+    def live_manifests(self) -> tuple[Manifest, ...]:
+        """What the weight store must keep: newest and previous versions, resumed ones, and what evaluations pin."""
+        return self.ledger.live_manifests()
+
+    # ── waking ──
+
+    def _mark(self, *topics: str) -> None:
+        """Whoever waits for one of these tries again once the transaction is on disk."""
+        self._marks.update(topics)
+
+    def _mark_all(self) -> None:
+        self._mark(LEASE, *self.spec.trainable)
+
+    def _after(self) -> None:
+        if not self._settling and self.ledger.groups.any_ready:
+            self._settling = True
+            self._commits.post(self._settle)
+        for topic in self._marks:
+            self._generation[topic] = self._generation.get(topic, 0) + 1
+            event = self._waiting.pop(topic, None)
+            if event is not None:
+                event.set()
+        self._marks.clear()
+
+    async def _poll(self, topic: str, wait_s: float, attempt: Callable[[float], R], enough: Callable[[R], bool]) -> R:
+        """Try, and again whenever the topic changes, until there is enough or the caller's time is over."""
+        deadline = asyncio.get_running_loop().time() + wait_s
+        while True:
+            seen = self._generation.get(topic, 0)
+            reply = await self._commits.write(attempt)
+            if enough(reply) or not await self._changed(topic, seen, deadline):
+                return reply
+
+    async def _changed(self, topic: str, seen: int, deadline: float) -> bool:
+        if self._generation.get(topic, 0) != seen:
+            return True
+        event = self._waiting.setdefault(topic, asyncio.Event())
+        try:
+            async with asyncio.timeout_at(deadline):
+                await event.wait()
+        except TimeoutError:
+            return False
+        return not self._closed
+
+    def _settle(self, now: float) -> None:
+        self._settling = False
+        settle_ready(self.ledger, now)
+        self._mark_all()
+
+    def _tick(self, now: float) -> None:
+        if sweep(self.ledger, now):
+            self._mark(LEASE)
+        if self._watchdog.look(now):
+            self._mark_all()
+
+    # ── rollout side ──
+
+    async def hello(self, request: m.HelloRequest) -> m.HelloReply:
+        spec = self.spec
+        for what, ours, theirs in (
+            ("config", spec.config_digest, request.config_digest),
+            ("code", spec.code_digest, request.code_digest),
+        ):
+            if ours and ours != theirs:
+                raise ConfigMismatch(
+                    f"{request.component} {request.name!r} has {what} {theirs[:12] or 'of no digest'}, "
+                    f"run {spec.run} has {ours[:12]}: start it from the same {what}"
+                )
+        if request.component not in (ROLLOUT, TRAINER):
+            raise BadRequest(f"a component is {ROLLOUT} or {TRAINER}, found {request.component[:40]!r}")
+        await self._commits.write(lambda now: self._heard(now, request.component, request.name, request.incarnation))
+        return m.HelloReply(
+            run=spec.run,
+            config_digest=spec.config_digest,
+            heartbeat_s=spec.limits.heartbeat_s,
+            dead_after_s=spec.limits.dead_after_s,
+        )
+
+    def _heard(self, now: float, component: str, name: str, incarnation: str) -> None:
+        if self.ledger.components.heard(now, component, name, incarnation) and component == ROLLOUT:
+            self.ledger.episodes.expire_worker(name)
+            if sweep(self.ledger, now):
+                self._mark(LEASE)
+
+    async def lease(self, request: m.LeaseRequest) -> m.LeaseReply:
+        if not 0 <= request.count <= MAX_LEASES:
+            raise BadRequest(f"LeaseRequest.count must be in [0, {MAX_LEASES}], found {request.count}")
+
+        def attempt(now: float) -> m.LeaseReply:
+            self._heard(now, ROLLOUT, request.worker, request.incarnation)
+            reply = try_lease(self.ledger, now, request)
+            if reply.finished:
+                self._mark_all()
+            return reply
+
+        return await self._poll(
+            LEASE, request.wait_s, attempt, lambda r: bool(r.leases) or r.finished or request.count == 0
+        )
+
+    async def renew(self, request: m.RenewRequest) -> m.RenewReply:
+        def transition(now: float) -> m.RenewReply:
+            self._heard(now, ROLLOUT, request.worker, request.incarnation)
+            ledger = self.ledger
+            ledger.components.said(ROLLOUT, request.worker, request.report)
+            return m.RenewReply(
+                lost=ledger.episodes.renew(now, request.worker, request.held),
+                manifests=ledger.policies.newest.copy(),
+                drain=ledger.components.drains(request.worker),
+                finished=ledger.state != "running",
+            )
+
+        return await self._commits.write(transition)
+
+    async def submit(self, request: m.SubmitRequest) -> m.SubmitReply:
+        def transition(now: float) -> m.SubmitReply:
+            ledger = self.ledger
+            done = ledger.episodes.submit(
+                now, request.worker, request.group, request.index, request.attempt, request.episode
+            )
+            if request.episode.failure is not None and not done.duplicate:
+                self._mark(LEASE)
+                if request.episode.failure in USER_CODE:
+                    self._watchdog.first_failures(now)
+            if done.ready and ledger.evals.close_ready(now):
+                ledger.finish_if_done(now)
+                self._mark_all()
+            return m.SubmitReply(duplicate=done.duplicate, group_closed=done.ready)
+
+        return await self._commits.write(transition)
+
+    async def hand_back(self, request: m.HandBackRequest) -> m.Done:
+        def transition(now: float) -> m.Done:
+            self.ledger.episodes.hand_back(now, request.worker, request.held)
+            self._mark(LEASE)
+            return m.Done()
+
+        return await self._commits.write(transition)
+
+    # ── trainer side ──
+
+    async def resume(self, request: m.ResumeRequest) -> m.ResumeReply:
+        def transition(now: float) -> m.ResumeReply:
+            reply = trainers.resume(self.ledger, now, request)
+            self._heard(now, TRAINER, request.trainer, request.incarnation)
+            self._mark_all()
+            return reply
+
+        return await self._commits.write(transition)
+
+    async def batch(self, request: m.BatchRequest) -> m.BatchReply:
+        self.ledger.policies.require(request.policy, trainable=True)
+
+        def attempt(now: float) -> m.BatchReply:
+            return try_batch(self.ledger, now, request)
+
+        return await self._poll(request.policy, request.wait_s, attempt, lambda r: r.batch is not None or r.finished)
+
+    async def commit(self, request: m.CommitRequest) -> m.CommitReply:
+        def transition(now: float) -> m.CommitReply:
+            reply = trainers.commit(self.ledger, now, request)
+            self._mark_all()
+            return reply
+
+        return await self._commits.write(transition)
+
+    async def fail(self, request: m.FailRequest) -> m.FailReply:
+        def transition(now: float) -> m.FailReply:
+            reply = trainers.fail(self.ledger, now, request)
+            self._mark_all()
+            return reply
+
+        return await self._commits.write(transition)
+
+    # ── everyone ──
+
+    async def manifest(self, request: m.ManifestRequest) -> Manifest:
+        return self.ledger.policies.manifest(request.policy, request.version)
+
+    async def report(self, request: m.ReportRequest) -> m.Done:
+        def transition(now: float) -> m.Done:
+            self._heard(now, request.component, request.name, request.incarnation)
+            self.ledger.components.said(request.component, request.name, request.report)
+            return m.Done()
+
+        return await self._commits.write(transition)
+
+    async def status(self) -> m.StatusReply:
+        return status(self.ledger, self._commits.now, lag_s=self.lag_s, full=self._commits.full)
+
+    async def events(self, request: m.EventsRequest) -> m.EventsReply:
+        return events(self.ledger.store, request)
+
+    async def operate(self, request: m.OperatorRequest) -> m.Done:
+        def transition(now: float) -> m.Done:
+            trainers.operate(self.ledger, now, request)
+            self._mark_all()
+            return m.Done()
+
+        return await self._commits.write(transition)

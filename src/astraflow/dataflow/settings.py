@@ -1,0 +1,154 @@
+"""Settings of the dataflow service: what a run is, and the limits that it keeps. Each checks itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from astraflow.algorithms.pipeline import Pipeline
+from astraflow.errors import ConfigError
+from astraflow.tasks.base import TaskSource
+
+
+def _at_least(name: str, value: float, lowest: float) -> None:
+    if not value >= lowest:
+        raise ConfigError(f"{name} must be at least {lowest}, found {value}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicySpec:
+    """One named model of the run."""
+
+    trainable: bool = True
+    max_staleness: int = 1
+    """Bound on (version that the step starts from) - (oldest version of a sample); 0 is on-policy."""
+    groups_per_batch: int = 8
+
+    def __post_init__(self) -> None:
+        _at_least("PolicySpec.max_staleness", self.max_staleness, 0)
+        _at_least("PolicySpec.groups_per_batch", self.groups_per_batch, 1)
+
+    @property
+    def room(self) -> int:
+        """How many kept groups can still be used before they are stale."""
+        return (self.max_staleness + 1) * self.groups_per_batch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvalSpec:
+    """The evaluation lane: the first ``count`` tasks of ``tasks``, ``episodes`` times each, at chosen versions."""
+
+    tasks: TaskSource
+    count: int
+    every: int
+    """Versions between two evaluations; 0: only at the start and the end."""
+    episodes: int = 1
+    at_start: bool = True
+    at_end: bool = True
+    policy: str = ""
+    """Whose versions are evaluated; empty: the first trainable one, or the first."""
+
+    def __post_init__(self) -> None:
+        _at_least("EvalSpec.count", self.count, 1)
+        _at_least("EvalSpec.every", self.every, 0)
+        _at_least("EvalSpec.episodes", self.episodes, 1)
+        if self.tasks.size is not None and self.count > self.tasks.size:
+            raise ConfigError(f"EvalSpec.count is {self.count}, but {self.tasks.name} has only {self.tasks.size} tasks")
+
+    def due(self, version: int, *, steps: int) -> bool:
+        """Whether this version is evaluated."""
+        if version == 0:
+            return self.at_start or (self.at_end and steps == 0)
+        if version == steps:
+            return self.at_end or (self.every > 0 and version % self.every == 0)
+        return self.every > 0 and version % self.every == 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """When dataflow stops waiting. Durations in seconds."""
+
+    lease_ttl_s: float = 10.0
+    heartbeat_s: float = 2.0
+    dead_after_s: float = 10.0
+    time_limit_s: float = 600.0
+    """Of one episode, enforced by the worker; dataflow itself ends it ``grace_s`` later."""
+    grace_s: float = 30.0
+    max_attempts: int = 3
+    """Failures of one episode after which it is given up; user code that raised is tried again once."""
+    min_group: int | None = None
+    """Members that must count, or the group is dropped; None: max(2, half its size)."""
+    eval_share: float = 0.25
+    """Of a worker's leases, while training episodes are pending."""
+    no_signal_limit: int = 10
+    """Batches in a row without signal (or as many groups in a row not kept) after which the run is starved."""
+    first_failures: int = 20
+    """The run stops when its first episodes all fail in user code."""
+    batch_failures: int = 3
+    starved_after_s: float = 600.0
+    """How long no worker may serve what the run needs, before that is an error."""
+
+    def __post_init__(self) -> None:
+        for name in ("lease_ttl_s", "heartbeat_s", "dead_after_s", "time_limit_s", "starved_after_s"):
+            value = getattr(self, name)
+            if not 0 < value < float("inf"):
+                raise ConfigError(f"Limits.{name} must be in (0, inf) seconds, found {value}")
+        if not self.heartbeat_s * 2 <= min(self.lease_ttl_s, self.dead_after_s):
+            raise ConfigError(
+                f"Limits.heartbeat_s must be at most half of lease_ttl_s and dead_after_s, found {self.heartbeat_s}, "
+                f"{self.lease_ttl_s}, {self.dead_after_s}: one lost heartbeat would end every lease"
+            )
+        _at_least("Limits.grace_s", self.grace_s, 0)
+        for name in ("max_attempts", "no_signal_limit", "first_failures", "batch_failures"):
+            _at_least(f"Limits.{name}", getattr(self, name), 1)
+        if self.min_group is not None:
+            _at_least("Limits.min_group", self.min_group, 1)
+        if not 0 < self.eval_share <= 1:
+            raise ConfigError(f"Limits.eval_share must be in (0, 1], found {self.eval_share}")
+
+    def counted_members(self, size: int) -> int:
+        """How many members of a group must count, lest it is dropped."""
+        if size == 1:
+            return 1
+        return min(size, max(2, (size + 1) // 2) if self.min_group is None else self.min_group)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSpec:
+    """One run, as dataflow sees it."""
+
+    run: str
+    seed: int = 0
+    steps: int
+    """Committed versions at which every trainable policy ends."""
+    policies: dict[str, PolicySpec]
+    roles: dict[str, str]
+    """Role of the workflow to policy."""
+    pipeline: Pipeline
+    eval: EvalSpec | None = None
+    limits: Limits = field(default_factory=Limits)
+    config_digest: str = ""
+    """Empty: not checked."""
+    code_digest: str = ""
+
+    def __post_init__(self) -> None:
+        _at_least("RunSpec.steps", self.steps, 0)
+        if not self.policies:
+            raise ConfigError("RunSpec.policies is empty: a run needs at least one policy")
+        for role, policy in self.roles.items():
+            if policy not in self.policies:
+                raise ConfigError(f"role {role!r} maps to unknown policy {policy!r}; known: {sorted(self.policies)}")
+        if self.eval is not None and self.eval.policy and self.eval.policy not in self.policies:
+            raise ConfigError(f"EvalSpec.policy {self.eval.policy!r} is unknown; known: {sorted(self.policies)}")
+        if self.steps > 0 and not self.trainable:
+            raise ConfigError(f"RunSpec.steps is {self.steps}, but none of {sorted(self.policies)} is trainable")
+
+    @property
+    def trainable(self) -> tuple[str, ...]:
+        return tuple(name for name, spec in self.policies.items() if spec.trainable)
+
+    @property
+    def evaluated(self) -> str:
+        """The policy whose versions are evaluated."""
+        if self.eval is not None and self.eval.policy:
+            return self.eval.policy
+        return next(iter(self.trainable or self.policies))

@@ -1,0 +1,97 @@
+"""What the ledger says of the run, for people and metrics. Reads only."""
+
+from __future__ import annotations
+
+import json
+
+from astraflow.dataflow.ledger import Ledger
+from astraflow.dataflow.store import Store
+from astraflow.wire import messages as m
+
+MAX_EVENTS = 10_000
+
+
+def status(ledger: Ledger, now: float, *, lag_s: float, full: bool) -> m.StatusReply:
+    store = ledger.store
+    error = ledger.error
+    counters: dict[str, float] = dict(store.all("SELECT name, value FROM counters ORDER BY name"))
+    started = store.get("first_lease_at")
+    return m.StatusReply(
+        run=ledger.spec.run,
+        state=ledger.state,
+        error=f"{error[0]}: {error[1]}" if error else ("StorageFull: the disk is full" if full else None),
+        now_s=now,
+        policies=tuple(_policy(ledger, now, policy) for policy in ledger.spec.policies),
+        components=_components(ledger, now),
+        episodes=dict(store.all("SELECT state, COUNT(*) FROM episodes GROUP BY state")),
+        evals=ledger.evals.points(float(started or 0.0)),
+        counters={**counters, "loop_lag_s": lag_s, "open_evals": ledger.evals.open},
+    )
+
+
+def _policy(ledger: Ledger, now: float, policy: str) -> m.PolicyStatus:
+    store = ledger.store
+    trainable = policy in ledger.spec.trainable
+    groups = {
+        state if reason is None else f"{state}/{reason}": count
+        for state, reason, count in store.all(
+            "SELECT state, reason, COUNT(*) FROM group_policy WHERE policy = ? GROUP BY state, reason", policy
+        )
+    }
+    ages = store.all(
+        "SELECT age, COUNT(*) FROM samples WHERE policy = ? AND state = 'trained' AND age IS NOT NULL GROUP BY age",
+        policy,
+    )
+    return m.PolicyStatus(
+        policy=policy,
+        trainable=trainable,
+        version=ledger.policies.versions[policy],
+        steps=ledger.spec.steps if trainable else 0,
+        groups=groups,
+        staleness={str(age): count for age, count in ages},
+        waits=ledger.lacks(now, policy) if trainable else "",
+    )
+
+
+def _components(ledger: Ledger, now: float) -> tuple[m.ComponentStatus, ...]:
+    held: dict[str, int] = dict(
+        ledger.store.all("SELECT worker, COUNT(*) FROM episodes WHERE state = 'leased' GROUP BY worker")
+    )
+    return tuple(
+        m.ComponentStatus(
+            component=each.component,
+            name=each.name,
+            state=each.state,
+            heard_s=max(0.0, now - each.heard_at),
+            report=each.report,
+            held=held.get(each.name, 0) if each.component == "rollout" else 0,
+        )
+        for each in ledger.components.all()
+    )
+
+
+def events(store: Store, request: m.EventsRequest) -> m.EventsReply:
+    """In the order in which they happened, after the given id."""
+    limit = max(1, min(request.limit, MAX_EVENTS))
+    return m.EventsReply(
+        events=tuple(
+            m.Event(
+                id=number,
+                at_s=at,
+                kind=kind,
+                data={
+                    **{
+                        key: value
+                        for key, value in (("group", group), ("index", idx), ("policy", policy), ("batch", batch))
+                        if value is not None
+                    },
+                    **(json.loads(data) if data else {}),
+                },
+            )
+            for number, at, kind, group, idx, policy, batch, data in store.all(
+                "SELECT id, at, kind, group_id, idx, policy, batch, data FROM events WHERE id > ? ORDER BY id LIMIT ?",
+                request.after,
+                limit,
+            )
+        )
+    )

@@ -1,0 +1,137 @@
+"""The ledger's database: one SQLite connection, transactions with savepoints, events and counters. Knows no rule."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+from typing import IO, Any
+
+from astraflow.errors import Conflict, StorageFull
+
+Row = tuple[Any, ...]
+
+
+def connect(target: Path | str) -> sqlite3.Connection:
+    """A connection to a file, to ``:memory:`` or to a ``file:…?mode=memory&cache=shared`` URI."""
+    text = str(target)
+    connection = sqlite3.connect(
+        text, uri=text.startswith("file:"), isolation_level=None, check_same_thread=False, cached_statements=512
+    )
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA busy_timeout = 5000")
+    connection.execute("PRAGMA wal_autocheckpoint = 4000")
+    return connection
+
+
+def lock_run(folder: Path) -> IO[bytes]:
+    """Hold the run: until the file is closed, or this process dies, no second dataflow may open it. Conflict."""
+    handle = (folder / "dataflow.lock").open("ab")
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        handle.close()
+        raise Conflict(f"another dataflow serves {folder}: stop it first, or wait until it is dead") from error
+    return handle
+
+
+def is_full(error: BaseException) -> bool:
+    """No space left, whoever says it."""
+    if isinstance(error, sqlite3.OperationalError):
+        return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL or "is full" in str(error)
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+class Store:
+    """Statements, and the two logs that every transition writes."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection = connection
+        self.run = connection.execute
+        self.run_many = connection.executemany
+        schema = resources.files("astraflow.dataflow").joinpath("schema.sql").read_text()
+        connection.executescript(schema)
+
+    def one(self, sql: str, *values: Any) -> Row | None:
+        row: Row | None = self.run(sql, values).fetchone()
+        return row
+
+    def all(self, sql: str, *values: Any) -> list[Row]:
+        return self.run(sql, values).fetchall()
+
+    def number(self, sql: str, *values: Any) -> int:
+        """The single integer that the query answers; 0 for NULL."""
+        row = self.one(sql, *values)
+        return int(row[0] or 0) if row else 0
+
+    # ── transactions ──
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All or nothing, on disk when it ends. Raises StorageFull where the disk is full; nothing is then written."""
+        try:
+            self.run("BEGIN IMMEDIATE")
+            yield
+            self.run("COMMIT")
+        except BaseException as error:
+            if self.connection.in_transaction:
+                self.run("ROLLBACK")
+            if is_full(error):
+                raise StorageFull(
+                    "the disk of the run folder is full: free some space, the run then goes on"
+                ) from error
+            raise
+
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """One transition within a transaction: undone alone when it raises."""
+        self.run("SAVEPOINT transition")
+        try:
+            yield
+        except BaseException:
+            if self.connection.in_transaction:
+                self.run("ROLLBACK TO transition")
+                self.run("RELEASE transition")
+            raise
+        self.run("RELEASE transition")
+
+    # ── logs ──
+
+    def event(
+        self,
+        now: float,
+        kind: str,
+        *,
+        group: int | None = None,
+        idx: int | None = None,
+        policy: str | None = None,
+        batch: int | None = None,
+        **data: Any,
+    ) -> None:
+        self.run(
+            "INSERT INTO events (at, kind, group_id, idx, policy, batch, data) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (now, kind, group, idx, policy, batch, json.dumps(data) if data else None),
+        )
+
+    def count(self, name: str, by: float = 1) -> None:
+        self.run(
+            "INSERT INTO counters VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
+            (name, by),
+        )
+
+    def counter(self, name: str) -> float:
+        row = self.one("SELECT value FROM counters WHERE name = ?", name)
+        return float(row[0]) if row else 0.0
+
+    def get(self, key: str) -> Any:
+        row = self.one("SELECT value FROM meta WHERE key = ?", key)
+        return row[0] if row else None
+
+    def set(self, key: str, value: Any) -> None:
+        self.run("INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value", (key, value))

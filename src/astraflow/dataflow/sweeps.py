@@ -1,0 +1,64 @@
+"""The passing of time: dead components, expired leases, time limits, and work that came to be worth nothing."""
+
+from __future__ import annotations
+
+from astraflow.dataflow.components import ROLLOUT
+from astraflow.dataflow.ledger import Ledger
+from astraflow.types import FailureKind
+
+
+def sweep(ledger: Ledger, now: float) -> bool:
+    """Sweep dead components, expired leases and time limits; True if an episode became pending or a group ready."""
+    for component, name in ledger.components.bury(now):
+        if component == ROLLOUT:
+            ledger.episodes.expire_worker(name)
+    changed = False
+    for group, idx, worker, over in ledger.episodes.expired(now):
+        kind = FailureKind.TIMEOUT if over else FailureKind.INFRA
+        why = f"over its time limit on {worker}" if over else f"lease expired on {worker}"
+        ledger.episodes.fail(now, group, idx, kind, why, worker=worker)
+        changed = True
+    return changed
+
+
+def cancel_hopeless(ledger: Ledger, now: float) -> int:
+    """Optimisation: end open groups of which nothing could be trained any more, whatever comes of them.
+
+    All their episodes were begun by versions that are now too old for every trainable policy. The guarantee is the
+    sweep at the cut; this only saves the work.
+    """
+    bounds = {
+        policy: ledger.policies.versions[policy] - ledger.spec.policies[policy].max_staleness
+        for policy in ledger.spec.trainable
+    }
+    if all(bound <= 0 for bound in bounds.values()):
+        return 0
+    cancelled = 0
+    for (group,) in ledger.store.all(
+        "SELECT id FROM groups g WHERE state = 'open' AND purpose = 'train' AND supervised = 0 AND NOT EXISTS "
+        "(SELECT 1 FROM episodes e WHERE e.group_id = g.id AND e.state = 'pending')"
+    ):
+        begun = ledger.store.all(
+            "SELECT j.key, MAX(j.value) FROM episodes e, json_each(e.leased_versions) j "
+            "WHERE e.group_id = ? AND e.state <> 'given_up' GROUP BY j.key",
+            group,
+        )
+        newest: dict[str, int] = dict(begun)
+        if newest and all(newest.get(policy, bound) < bound for policy, bound in bounds.items()):
+            _cancel(ledger, now, group)
+            cancelled += 1
+    return cancelled
+
+
+def _cancel(ledger: Ledger, now: float, group: int) -> None:
+    for policy in ledger.spec.trainable:
+        ledger.groups.make_stale(now, group, policy)
+    unfinished = ledger.store.all("SELECT idx FROM episodes WHERE group_id = ? AND state = 'leased'", group)
+    for (idx,) in unfinished:
+        ledger.store.run(
+            "UPDATE episodes SET state = 'given_up', kind = ?, ended_at = ? WHERE group_id = ? AND idx = ?",
+            (FailureKind.CANCELLED, now, group, idx),
+        )
+        ledger.store.event(now, "given_up", group=group, idx=idx, failure=FailureKind.CANCELLED)
+    ledger.store.run("UPDATE groups SET state = 'closed', left_episodes = 0, ended_at = ? WHERE id = ?", (now, group))
+    ledger.store.count("cancelled_groups")

@@ -1,0 +1,155 @@
+"""A trainer resumes, commits, fails; an operator rolls back. Each one transition of the ledger."""
+
+from __future__ import annotations
+
+from astraflow.dataflow.ledger import Ledger
+from astraflow.dataflow.sweeps import cancel_hopeless
+from astraflow.errors import BadRequest, UnknownVersion
+from astraflow.types import Manifest
+from astraflow.wire import messages as m
+from astraflow.wire.codec import decode
+
+
+def resume(ledger: Ledger, now: float, request: m.ResumeRequest) -> m.ResumeReply:
+    """Register a trainer at its checkpoint; a repeated call changes nothing. Raises UnknownVersion."""
+    policies, store, policy = ledger.policies, ledger.store, request.policy
+    policies.require(policy, trainable=True)
+    key = (request.trainer, request.incarnation, request.version, request.digest)
+    row = store.one("SELECT name, incarnation, version, digest, trainer_epoch FROM trainers WHERE policy = ?", policy)
+    if row is not None and row[:4] == key:
+        return _resumed(ledger, policy, row[4], ())
+    known = policies.at(policy, request.version, request.digest)
+    if known is None:
+        raise UnknownVersion(
+            f"trainer {request.trainer!r} resumes {policy} at version {request.version} with digest "
+            f"{request.digest[:12]}…, which was never published in run {ledger.spec.run}"
+        )
+    undone: tuple[int, ...] = ()
+    ledger.batches.release(policy)
+    if request.version < policies.versions[policy]:
+        undone = ledger.batches.undo(now, policy, request.version)
+        if ledger.state == "finished":
+            store.set("state", "running")
+    elif request.version > policies.versions[policy] and not ledger.batches.redo(now, policy, known):
+        raise UnknownVersion(
+            f"version {request.version} of {policy} was un-committed and its batches were trained anew since: "
+            f"resume from a checkpoint of version {policies.versions[policy]} or older"
+        )
+    epoch = store.number("SELECT trainer_epoch FROM policies WHERE name = ?", policy) + 1
+    store.run("UPDATE policies SET trainer_epoch = ?, no_signal = 0 WHERE name = ?", (epoch, policy))
+    store.run("INSERT OR REPLACE INTO trainers VALUES (?, ?, ?, ?, ?, ?, ?)", (policy, *key, epoch, now))
+    _publish_resumed(ledger, now, request, known, epoch)
+    store.event(
+        now, "resumed", policy=policy, trainer=request.trainer, trainer_epoch=epoch, version=request.version,
+        undone=list(undone),
+    )  # fmt: skip
+    return _resumed(ledger, policy, epoch, undone)
+
+
+def _publish_resumed(ledger: Ledger, now: float, request: m.ResumeRequest, known: Manifest, epoch: int) -> None:
+    """Workers follow the newest serial: back to the version resumed at, and to where its files are now."""
+    manifest = known if request.manifest is None else request.manifest
+    if (manifest.policy, manifest.version, manifest.digest) != (known.policy, known.version, known.digest):
+        raise BadRequest(f"the manifest of {manifest.policy} v{manifest.version} is not of the version resumed at")
+    newest = ledger.policies.newest[request.policy]
+    if (newest.version, newest.digest, newest.files) != (manifest.version, manifest.digest, manifest.files):
+        ledger.policies.publish(now, manifest, trainer_epoch=epoch)
+
+
+def _resumed(ledger: Ledger, policy: str, epoch: int, undone: tuple[int, ...]) -> m.ResumeReply:
+    return m.ResumeReply(
+        trainer_epoch=epoch, undone=undone, steps=ledger.spec.steps, finished=ledger.trained_out(policy)
+    )
+
+
+def commit(ledger: Ledger, now: float, request: m.CommitRequest) -> m.CommitReply:
+    policy = request.policy
+    ledger.policies.require_epoch(policy, request.trainer_epoch)
+    if request.manifest is None:
+        if not request.reason:
+            raise BadRequest(f"commit of batch {request.batch} of {policy} has neither a manifest nor a reason")
+        fresh = ledger.batches.drop(now, policy, request.batch, request.trainer_epoch, request.reason, request.metrics)
+        if fresh:
+            _starve_without_signal(ledger, now, policy, request.reason)
+    else:
+        fresh = ledger.batches.commit(
+            now, policy, request.batch, request.trainer_epoch, request.manifest, request.metrics
+        )
+        if fresh:
+            ledger.groups.sweep(now, policy)
+            cancel_hopeless(ledger, now)
+            ledger.evals.open_if_due(now)
+            ledger.finish_if_done(now)
+    return m.CommitReply(
+        version=ledger.policies.versions[policy], duplicate=not fresh, finished=ledger.trained_out(policy)
+    )
+
+
+def _starve_without_signal(ledger: Ledger, now: float, policy: str, reason: str) -> None:
+    row = ledger.store.number("SELECT no_signal FROM policies WHERE name = ?", policy)
+    if row >= ledger.spec.limits.no_signal_limit:
+        ledger.stop(
+            now,
+            "Starved",
+            f"policy {policy} had {row} batches in a row without a step (last: {reason}) at version "
+            f"{ledger.policies.versions[policy]}; limit {ledger.spec.limits.no_signal_limit}",
+        )
+
+
+def fail(ledger: Ledger, now: float, request: m.FailRequest) -> m.FailReply:
+    ledger.policies.require_epoch(request.policy, request.trainer_epoch)
+    failures = ledger.batches.fail(now, request.policy, request.batch, request.trainer_epoch, request.error)
+    stop = failures >= ledger.spec.limits.batch_failures
+    if stop:
+        ledger.stop(
+            now,
+            "RunFailed",
+            f"batch {request.batch} of policy {request.policy} failed its trainer {failures} times, last: "
+            f"{request.error}",
+        )
+    return m.FailReply(failures=failures, stop=stop)
+
+
+def roll_back(ledger: Ledger, now: float, policy: str, version: int) -> tuple[int, ...]:
+    """Operator: back to a version on purpose; its trainer must come back with a checkpoint of it or older."""
+    ledger.policies.require(policy, trainable=True)
+    if not 0 <= version <= ledger.policies.versions[policy]:
+        raise BadRequest(
+            f"{policy} is at version {ledger.policies.versions[policy]}, it cannot be rolled back to {version}"
+        )
+    manifest = _committed(ledger, policy, version)
+    gone = ledger.batches.roll_back(now, policy, version)
+    ledger.store.run("UPDATE policies SET trainer_epoch = trainer_epoch + 1 WHERE name = ?", (policy,))
+    ledger.store.run("DELETE FROM trainers WHERE policy = ?", (policy,))
+    ledger.policies.publish(now, manifest)
+    ledger.store.event(now, "rolled_back", policy=policy, version=version, batches=list(gone))
+    if ledger.state == "finished":
+        ledger.store.set("state", "running")
+    return gone
+
+
+def _committed(ledger: Ledger, policy: str, version: int) -> Manifest:
+    """The weights of ``version`` in the surviving history."""
+    row = ledger.store.one(
+        "SELECT p.manifest FROM batches b JOIN publications p ON p.policy = b.policy AND p.serial = b.serial "
+        "WHERE b.policy = ? AND b.state = 'committed' AND b.version = ?",
+        policy,
+        version - 1,
+    )
+    return decode(row[0], Manifest) if row else ledger.policies.manifest(policy, version)
+
+
+def operate(ledger: Ledger, now: float, request: m.OperatorRequest) -> None:
+    """``stop``, ``drain`` or ``rollback``. Raises BadRequest."""
+    if request.action == "stop":
+        ledger.stop(now, "RunFailed", request.error or "stopped by the operator")
+    elif request.action == "drain" and request.worker is not None:
+        if not ledger.components.drain(request.worker):
+            raise BadRequest(f"no rollout service {request.worker!r} was ever here")
+    elif request.action == "rollback" and request.policy is not None and request.version is not None:
+        roll_back(ledger, now, request.policy, request.version)
+    else:
+        raise BadRequest(
+            f"action {request.action[:40]!r} is not one of stop, drain (worker), rollback (policy, version), "
+            "or lacks what it needs"
+        )
