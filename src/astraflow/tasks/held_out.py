@@ -54,7 +54,7 @@ def _split_sized(source: TaskSource, size: int, count: int, salt: str) -> Split:
 
 def _split_unbounded(source: TaskSource, count: int, fraction: float, salt: str) -> Split:
     found: dict[str, int] = {}
-    limit = int(count / fraction * 20) + 1000
+    limit = int(count / fraction * 5) + 1000
     for index in range(limit):
         key = source.task(index).key
         if key_fraction(key, salt=salt) < fraction:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -124,6 +126,16 @@ def test_leave_one_out_takes_no_deviation():
 def test_no_units():
     for credit in (GRPO, RLOO, Returns()):
         assert of(credit, []).shape == (0,)
+
+
+@pytest.mark.parametrize("credit", [DR_GRPO, RLOO])
+def test_sums_are_exact_whatever_the_order(credit):
+    """A running sum of 1e16, 1, 1, -1e16 depends on the order: 0 or 2."""
+    rewards = [1e16, 1.0, 1.0, -1e16]
+    answers = {
+        tuple(of(credit, [rewards[i] for i in order])[np.argsort(order)].tolist()) for order in permutations(range(4))
+    }
+    assert len(answers) == 1
 
 
 # ── what holds for any rewards ──

@@ -43,6 +43,8 @@ def test_f35_a_group_of_one_is_told_apart():
     assert zero_variance([1.0], credit=GroupMean()) == "no_baseline"
     assert zero_variance([1.0], credit=Returns()) is None, "REINFORCE on groups of one was chosen on purpose"
     assert zero_variance([0.0], credit=Returns()) == "no_baseline"
+    keys = ["solver", "solver", "verifier"]
+    assert zero_variance([1, 1, 1], credit=GroupMean(), episodes=[0, 1, 0], keys=keys) == "zero_variance"
 
 
 def test_one_role_with_signal_keeps_the_group():
@@ -66,4 +68,5 @@ def test_truncated_members_are_masked_and_a_group_of_them_is_dropped():
     some = truncated(Outcome.COMPLETED, Outcome.TRUNCATED, Outcome.COMPLETED)
     assert some == (None, {"0/1/solver/0": "truncated"})
     assert truncated(Outcome.COMPLETED, Outcome.COMPLETED) == (None, {})
+    assert truncated(Outcome.COMPLETED, Outcome.FAILED) == (None, {}), "failed is another reason"
     assert truncated(Outcome.TRUNCATED, Outcome.TRUNCATED)[0] == "truncated"

@@ -76,6 +76,7 @@ def test_the_order_in_which_the_groups_are_listed_does_not_matter(select, versio
 def test_f63_replay_counts_are_exact():
     assert replay_count(100, 0.29) == 29
     assert replay_count(10, 0.29) == 3
+    assert replay_count(10, 0.15) == 2, "0.15 is a decimal, not the float a hair below it"
     assert replay_count(4, 0.5) == 2
     assert replay_count(5, 0.5) == 3, "half up"
     assert replay_count(10, Fraction(1, 3)) == 3

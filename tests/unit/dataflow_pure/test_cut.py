@@ -183,6 +183,12 @@ def test_a_group_is_stale_when_nothing_else_of_it_may_be_trained():
     assert made.masked["7/1/solver/0"] == "unscored"
 
 
+def test_a_group_without_a_row_for_other_reasons_is_not_stale():
+    made = cut(group([scored(None), scored(None)]), version=6)
+    assert (made.rows, made.stale_groups) == ((), ())
+    assert made.masked == {"7/0/solver/0": "unscored", "7/1/solver/0": "unscored"}
+
+
 def test_f102_staleness_is_per_policy():
     """Actor's turn by m0 version 3, verifier's by m1 version 4; both now at 4, bound 0."""
 

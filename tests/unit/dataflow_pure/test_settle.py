@@ -215,6 +215,31 @@ def test_supervised_samples_beside_rl_ones_that_are_dropped_are_still_trained():
     }  # fmt: skip
 
 
+def test_supervised_samples_do_not_hide_why_the_others_are_masked():
+    taught = Trajectory(agent="teacher", role="teacher", policy="m0", samples=(supervised(),))
+    verdict = one(
+        [episode(trajectory(1.0), taught), scored(1.0), scored(1.0, outcome=FAILED)], keep=(DropZeroVariance(),)
+    )
+    assert [each.masked for each in verdict.samples] == ["zero_variance", None, "zero_variance", "failed"]
+
+
+def test_the_first_keep_to_mask_a_sample_names_the_reason():
+    class Other(MaskTruncated):
+        def mask(self, summary):
+            return dict.fromkeys(summary.units.sample_id[1:], "other")
+
+    verdict = one([scored(1), scored(0, outcome=TRUNCATED), scored(0)], keep=(DropTruncated(), Other()))
+    assert [each.masked for each in verdict.samples] == [None, "truncated", "other"]
+
+
+def test_a_unit_that_does_not_count_has_no_advantage_whatever_credit_says():
+    class Leaky(Returns):
+        def group(self, units):
+            return np.where(units.counts, 1, np.nan).astype(np.float32)
+
+    assert one([scored(1), scored(None), scored(0)], credit=Leaky()).advantages.tolist() == [1, 0, 1]
+
+
 def test_truncated_members_stay_in_the_baseline_and_take_no_gradient_if_asked():
     cut = scored(0, outcome=TRUNCATED)
     verdict = one([scored(1), scored(1), cut, cut], keep=(DropTruncated(),))
