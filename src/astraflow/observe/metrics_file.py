@@ -32,8 +32,9 @@ class MetricsFile:
             raise ConfigError(f"another process writes {path}; stop it, or use another run folder") from error
         self._end_torn_line()
 
-    def step(self, policy: str, step: int, metrics: Mapping[str, float], *, at_s: float) -> None:
-        self._write({"kind": "step", "policy": policy, "step": step, "at_s": at_s, "metrics": dict(metrics)})
+    def step(self, policy: str, step: int, metrics: Mapping[str, float], *, at_s: float, **about: int | str) -> None:
+        point = {"kind": "step", "policy": policy, "step": step, "at_s": at_s, **about}
+        self._write({**point, "metrics": dict(metrics)})
 
     def eval(self, policy: str, version: int, metrics: Mapping[str, float], *, at_s: float, **about: str) -> None:
         """Under the version that was evaluated, however late it comes (F71)."""

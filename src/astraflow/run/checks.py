@@ -36,11 +36,6 @@ def problems(recipe: Recipe) -> Iterator[str]:
 
 
 def _roles(recipe: Recipe) -> Iterator[str]:
-    if len(recipe.policies) > 1 and not recipe.roles:
-        yield (
-            f"Recipe.roles is empty, but there are {len(recipe.policies)} policies ({', '.join(recipe.policies)}); "
-            "say which role each plays"
-        )
     for role, policy in recipe.roles.items():
         if policy not in recipe.policies:
             yield f"Recipe.roles[{role!r}] is {policy!r}, not in Recipe.policies ({', '.join(recipe.policies)})"
@@ -101,11 +96,6 @@ def _evaluation(recipe: Recipe) -> Iterator[str]:
     size = evaluation.tasks.size
     if size is not None and evaluation.count > size:
         yield f"Recipe.eval.count is {evaluation.count}, but eval.tasks {evaluation.tasks.name!r} has only {size}"
-    if evaluation.every > recipe.steps > 0:
-        yield (
-            f"Recipe.eval.every is {evaluation.every} and Recipe.steps {recipe.steps}: no version in between would be "
-            "evaluated; use every=0 for start and end only"
-        )
     if evaluation.tasks is recipe.tasks and recipe.steps > 0:
         yield "Recipe.eval.tasks is Recipe.tasks: held-out tasks would be trained; split them by tasks.held_out"
     greedy = evaluation.sampling is None or evaluation.sampling.temperature == 0

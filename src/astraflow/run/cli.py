@@ -24,6 +24,9 @@ VERBS: dict[str, str] = {
     "trainer": "the trainer of one policy alone",
 }
 
+USELESS_AGAIN = ("ConfigError", "BadRequest", "ConfigMismatch", "Unauthorised", "Forbidden")
+"""Errors that the same call will meet again: exit code 2, the launcher does not try it a second time."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0, 1 (the run or command failed), 2 (wrong arguments or recipe), 130 (interrupted)."""
@@ -36,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             raise
         print(f"astraflow: {error}", file=sys.stderr)
-        return 2 if error.kind in ("ConfigError", "BadRequest") else 1
+        return 2 if error.kind in USELESS_AGAIN else 1
     except KeyboardInterrupt:
         print("astraflow: interrupted", file=sys.stderr)
         return 130
@@ -75,7 +78,7 @@ def _call(verb: str, words: list[str]) -> int:
         args=_one_value_per_set(words),
         prog=f"astraflow {verb}",
         description=f"{module.__doc__}",
-        config=(tyro.conf.PositionalRequiredArgs, tyro.conf.UseAppendAction, tyro.conf.FlagCreatePairsOff),
+        config=(tyro.conf.UseAppendAction, tyro.conf.FlagCreatePairsOff),
     )
     return int(module.main(args))
 

@@ -90,7 +90,7 @@ class Recipe:
     name: str
     policies: dict[str, Policy]
     roles: dict[str, str] = field(default_factory=dict)
-    """Role of the workflow → policy. Empty: the only policy plays every role."""
+    """Role of the workflow → policy. Empty: every policy plays the role of its own name."""
     workflow: Any
     """Async callable ``(task, agents) -> Reward``, or its name ``package.module:object``."""
     tasks: TaskSource
@@ -134,13 +134,10 @@ class Recipe:
             raise ConfigError(f"Recipe.pipeline must give a Pipeline, found {type(made).__name__}")
         return dataclasses.replace(self, pipeline=made)
 
-    def policy_of(self, role: str) -> str:
-        """Raises ConfigError for an unknown role."""
-        if role in self.roles:
-            return self.roles[role]
-        if len(self.policies) == 1 and not self.roles:
-            return next(iter(self.policies))
-        raise ConfigError(f"role {role!r} has no policy; Recipe.roles names {sorted(self.roles)}")
+    @property
+    def casting(self) -> dict[str, str]:
+        """Role → policy."""
+        return dict(self.roles) or {name: name for name in self.policies}
 
     def rollout_settings(self) -> RolloutSettings:
         """With the recipe's sampling in them: the only place that decides it is ``Recipe.sampling`` (F99)."""

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import signal
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from astraflow.errors import AstraFlowError, RunFailed, Unavailable
 from astraflow.run.child import Child, ChildSpec, shared_cores
@@ -43,11 +45,13 @@ class Listen:
 
     host: str = "127.0.0.1"
     port: int = 0
-    tls_cert: str | None = None
-    tls_key: str | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
 
     def flags(self) -> tuple[str, ...]:
-        tls = ("--tls-cert", self.tls_cert, "--tls-key", self.tls_key) if self.tls_cert and self.tls_key else ()
+        if self.tls_cert is None or self.tls_key is None:
+            return ("--host", self.host, "--port", str(self.port))
+        tls = ("--tls-cert", str(self.tls_cert), "--tls-key", str(self.tls_key))
         return ("--host", self.host, "--port", str(self.port), *tls)
 
 
@@ -74,7 +78,9 @@ class Supervisor:
         listen: Listen,
         watch: Callable[[StatusReply], None] = lambda _: None,
         say: Callable[[str], None] = lambda _: None,
+        tensorboard: bool = False,
     ) -> None:
+        self._recording = ("--tensorboard",) if tensorboard else ()
         self._run, self._resolved, self._listen = run, resolved, listen
         self._watch, self._say = watch, say
         self._tokens = Tokens.read(run.path)
@@ -97,7 +103,7 @@ class Supervisor:
 
     async def _start_dataflow(self) -> str:
         self._run.endpoint.unlink(missing_ok=True)
-        post = self._post("dataflow", ("dataflow", *self._listen.flags()), Role.OPERATOR, None)
+        post = self._post("dataflow", ("dataflow", *self._listen.flags(), *self._recording), Role.OPERATOR, None)
         await self._start(post)
         async with asyncio.timeout(START_S):
             while not self._run.endpoint.exists():
@@ -106,24 +112,19 @@ class Supervisor:
                 await self._tick(0.05)
         url = str(read_json(self._run.endpoint)["url"])
         # A restarted dataflow must be found where the first one was.
-        fixed = Listen(
-            host=self._listen.host,
-            port=int(url.rpartition(":")[2]),
-            tls_cert=self._listen.tls_cert,
-            tls_key=self._listen.tls_key,
-        )
-        self._posts.pop("dataflow")
-        again = self._post("dataflow", ("dataflow", *fixed.flags()), Role.OPERATOR, None)
+        fixed = dataclasses.replace(self._listen, port=int(url.rpartition(":")[2]))
+        again = self._post("dataflow", ("dataflow", *fixed.flags(), *self._recording), Role.OPERATOR, None)
         again.child, again.starts = post.child, post.starts
         return url
 
     def _add_workers(self, url: str) -> None:
         recipe = self._resolved.recipe
+        ca = () if self._listen.tls_cert is None else ("--ca", str(self._listen.tls_cert))
         for number in range(recipe.services):
             name = f"rollout-{number}"
-            self._post(name, ("rollout", "--dataflow", url, "--name", name), Role.WORKER, None)
+            self._post(name, ("rollout", "--dataflow", url, "--name", name, *ca), Role.WORKER, None)
         for policy in recipe.trainable if recipe.steps else ():
-            arguments = ("trainer", "--dataflow", url, "--policy", policy)
+            arguments = ("trainer", "--dataflow", url, "--policy", policy, *ca)
             self._post(f"trainer-{policy}", arguments, Role.TRAINER, policy)
 
     def _post(self, name: str, arguments: Sequence[str], role: Role, policy: str | None) -> _Post:
@@ -141,8 +142,13 @@ class Supervisor:
         return post
 
     async def _start(self, post: _Post) -> None:
-        post.child = await Child.start(post.spec)
         post.starts += 1
+        spec = post.spec
+        if post.starts > 1 and "--name" in spec.arguments:
+            # Its old name is taken until dataflow knows that the old process is dead.
+            again = tuple(f"{word}.{post.starts}" if word == spec.name else word for word in spec.arguments)
+            spec = dataclasses.replace(spec, arguments=again)
+        post.child = await Child.start(spec)
         if post.starts > 1:
             self._say(f"{post.spec.name} started again (start {post.starts})")
 
@@ -243,10 +249,7 @@ class Supervisor:
                 post.child.kill()
 
     def _client(self, url: str) -> HttpDataflow:
-        from pathlib import Path
-
-        trusted = Path(self._listen.tls_cert) if self._listen.tls_cert else None
-        return HttpDataflow(url, self._tokens.operator, retry_s=2.0, timeout_s=10.0, ca=trusted)
+        return HttpDataflow(url, self._tokens.operator, retry_s=2.0, timeout_s=10.0, ca=self._listen.tls_cert)
 
 
 async def _all(waits: Sequence[Awaitable[object]]) -> None:

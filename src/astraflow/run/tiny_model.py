@@ -38,8 +38,8 @@ class TinyModel:
     characters: str = string.ascii_letters + string.digits + string.punctuation + " \n"
     """Alphabet in the order of the token ids; anything else is ``<|unknown|>``."""
     seed: int = 0
-    dtype: str = "bfloat16"
-    """Of the folder, hence of version 0; trainers keep fp32 masters and publish bf16."""
+    dtype: str = "float32"
+    """Of the folder, hence of every version that is published."""
 
     def __post_init__(self) -> None:
         if self.arch not in ("llama", "qwen3"):

@@ -1,0 +1,65 @@
+"""``run`` and ``resume`` from the first line to the last: estimate, live display, the run, what is left of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from dataclasses import dataclass
+
+from astraflow.errors import RunFailed
+from astraflow.observe.progress import Progress
+from astraflow.run.config import Resolved
+from astraflow.run.estimate import estimate_line
+from astraflow.run.finish import ending_lines, finish_run
+from astraflow.run.layout import RunFolder
+from astraflow.run.plan import plan_lines, plan_of
+from astraflow.run.supervisor import Listen, Supervisor
+from astraflow.run.watch import Watch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchOptions:
+    in_process: bool = False
+    tensorboard: bool = False
+    json: bool = False
+
+
+def launch(run: RunFolder, resolved: Resolved, *, listen: Listen, options: LaunchOptions) -> int:
+    """Exit code. Raises RunFailed with the first cause."""
+    out = sys.stderr if options.json else sys.stdout
+    began = time.monotonic()
+    progress = Progress(out)
+    for line in [*plan_lines(plan_of(resolved)), estimate_line(resolved.recipe), f"run folder {run.path}", ""]:
+        progress.say(line)
+    try:
+        with progress:
+            _play(run, resolved, listen, options, progress)
+    except KeyboardInterrupt:
+        progress.say(f"stopped; 'astraflow resume {run.path}' goes on")
+        return 130
+    except RunFailed:
+        progress.say(f"logs are in {run.logs}; 'astraflow resume {run.path}' goes on from the newest checkpoint")
+        raise
+    ending = finish_run(run, resolved, wall_s=time.monotonic() - began)
+    if options.json:
+        sys.stdout.write(json.dumps(ending.summary) + "\n")
+    for line in ending_lines(run, ending, resolved.recipe.trainable):
+        progress.say(line)
+    if ending.ledger["difference"]:
+        raise RunFailed(f"the ledger of {run.path} is off by {ending.ledger['difference']}: please report this")
+    return 0
+
+
+def _play(run: RunFolder, resolved: Resolved, listen: Listen, options: LaunchOptions, progress: Progress) -> None:
+    watch = Watch(run, resolved.recipe, progress)
+    if options.in_process:
+        from astraflow.run.in_process import run_in_process
+
+        asyncio.run(run_in_process(run, resolved, watch=watch.show, tensorboard=options.tensorboard))
+        return
+    supervisor = Supervisor(
+        run, resolved, listen=listen, watch=watch.show, say=progress.say, tensorboard=options.tensorboard
+    )
+    asyncio.run(supervisor.run())

@@ -1,0 +1,50 @@
+"""Before anything starts: the recipe resolved, the run folder made or found, tokens and version 0 in it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from astraflow.errors import ConfigError
+from astraflow.run.config import Resolved, load_config, resolve
+from astraflow.run.initial import publish_initial
+from astraflow.run.layout import RunFolder, new_run_folder, write_json
+from astraflow.wire.tokens import Tokens
+
+Say = Callable[[str], None]
+
+
+def create_run(resolved: Resolved, run_dir: Path | None, *, say: Say = lambda _: None) -> RunFolder:
+    """A new run folder, complete: config.json is written last, so that a folder with it can be resumed."""
+    root = Path(os.environ.get("ASTRAFLOW_RUNS", "runs"))
+    run = RunFolder(run_dir) if run_dir is not None else new_run_folder(root, resolved.recipe.name)
+    run.create()
+    Tokens.make(resolved.recipe.trainable).write(run.path)
+    asyncio.run(publish_initial(run, resolved.recipe, say))
+    write_json(run.config, resolved.as_file())
+    return run
+
+
+def open_run(
+    recipe: str | None, run_dir: Path | None, overrides: Sequence[str], seed: int | None
+) -> tuple[RunFolder, Resolved]:
+    """An existing run, or a new one of ``recipe``."""
+    if run_dir is not None and RunFolder(run_dir).config.exists():
+        if recipe is not None:
+            raise ConfigError(f"{run_dir} already holds a run; leave the recipe out to go on with it")
+        return RunFolder(run_dir), load_config(run_dir)
+    if recipe is None:
+        raise ConfigError("name a recipe, or an existing run by --run-dir")
+    resolved = resolve(recipe, overrides, seed)
+    return create_run(resolved, run_dir), resolved
+
+
+def recipe_of(recipe: str | None, run_dir: Path | None, overrides: Sequence[str], seed: int | None) -> Resolved:
+    """For a worker: the run folder of this machine, or the recipe by name."""
+    if recipe is not None:
+        return resolve(recipe, overrides, seed)
+    if run_dir is None:
+        raise ConfigError("name a recipe, or a run folder of this machine by --run-dir")
+    return load_config(run_dir)

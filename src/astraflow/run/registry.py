@@ -1,0 +1,52 @@
+"""Dataflow's status as metrics: what ``/metrics`` shows."""
+
+from __future__ import annotations
+
+from astraflow.observe.metrics import Kind, Metric, Registry
+from astraflow.observe.waits import Wait
+from astraflow.wire.messages import StatusReply
+
+
+def fill_registry(registry: Registry, status: StatusReply) -> None:
+    """Every call replaces the values of the one before."""
+    counters, episodes = status.counters, status.episodes
+    trainable = [policy for policy in status.policies if policy.trainable]
+    groups: dict[str, float] = {}
+    for policy in trainable:
+        for state, count in policy.groups.items():
+            groups[state.partition("/")[0]] = groups.get(state.partition("/")[0], 0.0) + count
+    registry.put("episode/admitted", sum(episodes.values()))
+    registry.put("episode/done", episodes.get("done", 0))
+    registry.put("episode/given_up", episodes.get("given_up", 0))
+    registry.put("episode/failed", sum(value for name, value in counters.items() if name.startswith("failed/")))
+    registry.put("group/trained", groups.get("trained", 0))
+    registry.put("group/dropped", groups.get("dropped", 0))
+    registry.put("step/committed", sum(policy.version for policy in trainable))
+    registry.put("loop/lag_s", counters.get("loop_lag_s", 0.0))
+    registry.put("policy/version", min((policy.version for policy in trainable), default=0))
+    registry.put("refused/fenced", counters.get("fenced", 0.0))
+    registry.put("refused/closed", counters.get("closed", 0.0))
+    newest = max(status.evals, key=lambda point: point.version, default=None)
+    if newest is not None:
+        registry.put("eval/score", newest.score)
+    reports = [component.report.metrics for component in status.components]
+    registry.put("token/sampled", sum(report.get("token/sampled", 0.0) for report in reports))
+    for wait in Wait:
+        name = f"wait_s/{wait.value}"
+        registry.put(name, sum(report.get(name, 0.0) for report in reports))
+    _put_dropped(registry, status)
+
+
+def _put_dropped(registry: Registry, status: StatusReply) -> None:
+    """One series a reason; reasons come from algorithms, so that they are registered when they first occur."""
+    known = {metric.name for metric in registry.catalogue()}
+    totals: dict[str, float] = {}
+    for policy in status.policies:
+        for state, count in policy.groups.items():
+            if state.startswith("dropped/"):
+                name = "group/" + state
+                totals[name] = totals.get(name, 0.0) + count
+    for name, total in totals.items():
+        if name not in known:
+            registry.register(Metric(name=name, kind=Kind.COUNTER, unit="groups", help="groups dropped, by reason"))
+        registry.put(name, total)

@@ -1,0 +1,190 @@
+"""Questions to a run's database, read-only and beside whoever writes it. Times are seconds of dataflow's clock."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from astraflow.errors import ConfigError, NotFound
+from astraflow.types import Episode, Manifest
+from astraflow.wire.codec import decode
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One committed optimiser step."""
+
+    policy: str
+    step: int
+    """From 1; it made version ``step``."""
+    batch: int
+    at_s: float
+    metrics: dict[str, float]
+    reward: float | None
+    """Mean score of the training episodes that ended since the step before, kept or not."""
+    episodes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    policy: str
+    version: int
+    digest: str
+    dataset: str
+    score: float
+    coverage: float
+    episodes: int
+    at_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Span:
+    """When the run began to work and when it last committed."""
+
+    first_lease_s: float | None
+    last_commit_s: float | None
+
+    @property
+    def rl_wall_s(self) -> float | None:
+        if self.first_lease_s is None or self.last_commit_s is None:
+            return None
+        return self.last_commit_s - self.first_lease_s
+
+
+class RunDb:
+    """A connection that can only read."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection = connection
+
+    def span(self) -> Span:
+        first = self._value("SELECT MIN(at) FROM events WHERE kind = 'leased'")
+        last = self._value("SELECT MAX(ended_at) FROM batches WHERE state = 'committed'")
+        return Span(first_lease_s=first, last_commit_s=last)
+
+    def steps(self) -> list[Step]:
+        """Of the surviving history, by time."""
+        found: list[Step] = []
+        before: dict[str, float] = {}
+        rows = self.connection.execute(
+            "SELECT policy, version + 1, id, ended_at, metrics FROM batches WHERE state = 'committed' "
+            "ORDER BY ended_at, id"
+        ).fetchall()
+        for policy, step, batch, at, metrics in rows:
+            reward, episodes = self.connection.execute(
+                "SELECT AVG(score), COUNT(score) FROM episodes WHERE lane = 0 AND state = 'done' AND supervised = 0 "
+                "AND ended_at > ? AND ended_at <= ?",
+                (before.get(policy, -1.0), at),
+            ).fetchone()
+            before[policy] = at
+            numbers = json.loads(metrics) if metrics else {}
+            found.append(
+                Step(
+                    policy=policy,
+                    step=step,
+                    batch=batch,
+                    at_s=at,
+                    metrics=numbers,
+                    reward=reward,
+                    episodes=episodes,
+                )
+            )
+        return found
+
+    def evaluations(self) -> list[Evaluation]:
+        """Finished ones, by policy and version."""
+        rows = self.connection.execute(
+            "SELECT policy, version, digest, dataset, score, coverage, episodes, ended_at FROM evals "
+            "WHERE state = 'done' AND score IS NOT NULL ORDER BY policy, version"
+        ).fetchall()
+        names = ("policy", "version", "digest", "dataset", "score", "coverage", "episodes", "at_s")
+        return [Evaluation(**dict(zip(names, row, strict=True))) for row in rows]
+
+    def events(self, after: int, limit: int = 10000) -> list[dict[str, Any]]:
+        """Plain dicts, oldest first; places that are empty are left out."""
+        rows = self.connection.execute(
+            "SELECT id, at, kind, group_id, idx, policy, batch, data FROM events WHERE id > ? ORDER BY id LIMIT ?",
+            (after, limit),
+        ).fetchall()
+        return [_event(row) for row in rows]
+
+    def events_of(self, group: int) -> list[dict[str, Any]]:
+        rows = self.connection.execute(
+            "SELECT id, at, kind, group_id, idx, policy, batch, data FROM events WHERE group_id = ? OR batch IN "
+            "(SELECT batch FROM group_policy WHERE group_id = ? AND batch IS NOT NULL) ORDER BY id",
+            (group, group),
+        ).fetchall()
+        return [_event(row) for row in rows]
+
+    def group(self, group: int) -> dict[str, Any]:
+        """Raises NotFound."""
+        row = self.connection.execute(
+            "SELECT purpose, state, size, task_key, versions FROM groups WHERE id = ?", (group,)
+        ).fetchone()
+        if row is None:
+            newest = self._value("SELECT MAX(id) FROM groups")
+            raise NotFound(f"there is no group {group} in this run; the newest is {newest}")
+        found = dict(zip(("purpose", "state", "size", "task", "versions"), row, strict=True))
+        policies = self.connection.execute(
+            "SELECT policy, state, reason, batch, version, reward FROM group_policy WHERE group_id = ?", (group,)
+        ).fetchall()
+        names = ("policy", "state", "reason", "batch", "version", "reward")
+        return {**found, "policies": [dict(zip(names, each, strict=True)) for each in policies]}
+
+    def episode(self, group: int, index: int, payloads: Path) -> Episode | None:
+        """None: nothing is stored, or no longer."""
+        row = self.connection.execute(
+            "SELECT file, body FROM payloads WHERE group_id = ? AND idx = ?", (group, index)
+        ).fetchone()
+        if row is None:
+            return None
+        body = row[1] if row[1] is not None else _read(payloads / str(row[0]))
+        return None if body is None else decode(body, Episode, limit_bytes=1 << 32)
+
+    def manifest(self, policy: str, version: int | None) -> Manifest:
+        """The newest publication of a version, or of all. Raises NotFound."""
+        condition, values = ("", (policy,)) if version is None else (" AND version = ?", (policy, version))
+        row = self.connection.execute(
+            f"SELECT manifest FROM publications WHERE policy = ?{condition} ORDER BY serial DESC LIMIT 1", values
+        ).fetchone()
+        if row is None:
+            wanted = "nothing" if version is None else f"no version {version}"
+            raise NotFound(f"{wanted} of policy {policy!r} was published in this run")
+        return decode(row[0], Manifest)
+
+    def _value(self, sql: str) -> Any:
+        row = self.connection.execute(sql).fetchone()
+        return row[0] if row else None
+
+
+@contextmanager
+def open_run_db(database: Path) -> Iterator[RunDb]:
+    """Raises ConfigError when there is none, or it is not a run's."""
+    if not database.exists():
+        raise ConfigError(f"{database} is missing: is this a run folder that was started?")
+    connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True)
+    try:
+        connection.execute("PRAGMA busy_timeout = 5000")
+        connection.execute("SELECT 1 FROM events LIMIT 1")
+        yield RunDb(connection)
+    except sqlite3.DatabaseError as error:
+        raise ConfigError(f"{database} cannot be read: {error}") from error
+    finally:
+        connection.close()
+
+
+def _event(row: tuple[Any, ...]) -> dict[str, Any]:
+    event_id, at, kind, group, index, policy, batch, data = row
+    found: dict[str, Any] = {"id": event_id, "at_s": at, "kind": kind}
+    places = {"group": group, "index": index, "policy": policy, "batch": batch}
+    found |= {name: value for name, value in places.items() if value is not None}
+    return {**(json.loads(data) if data else {}), **found}
+
+
+def _read(path: Path) -> bytes | None:
+    return path.read_bytes() if path.exists() else None

@@ -1,0 +1,98 @@
+"""One rollout service process: engines, templates, subscribers and players of a recipe, and the service over them."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from astraflow.engines.torch_engine import TorchEngine
+from astraflow.rollout.agents import Seat
+from astraflow.rollout.play import Player, WorkflowPlayer
+from astraflow.rollout.served import Load, ServedPolicy
+from astraflow.rollout.service import RolloutService
+from astraflow.rollout.template import ChatTemplate
+from astraflow.run.config import Resolved
+from astraflow.run.layout import RunFolder
+from astraflow.run.logs import configure_logging, incarnation, process_name
+from astraflow.weights.store import DirStore, HttpStore, WeightStore
+from astraflow.weights.subscribe import Subscriber
+from astraflow.wire.client import HttpDataflow
+from astraflow.wire.messages import Capabilities
+from astraflow.wire.protocol import Dataflow
+from astraflow.wire.tokens import from_environment
+from astraflow.workflows.supervised import Supervised
+
+
+async def serve_rollout(
+    resolved: Resolved, *, url: str, name: str | None, run_dir: Path | None, ca: Path | None
+) -> int:
+    """Until the run is finished, or SIGTERM (once: hand back what is held; twice: at once)."""
+    configure_logging()
+    name = name or process_name("rollout")
+    async with HttpDataflow(url, from_environment(), ca=ca) as client:
+        store: WeightStore = HttpStore(client.weights) if run_dir is None else DirStore(RunFolder(run_dir).weights)
+        with tempfile.TemporaryDirectory(prefix="cache-", dir=run_dir) as cache:
+            service = build_rollout(resolved, client, name=name, store=store, cache=Path(cache))
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, service.stop)
+            await service.run()
+    return 0
+
+
+def build_rollout(
+    resolved: Resolved, dataflow: Dataflow, *, name: str, store: WeightStore, cache: Path
+) -> RolloutService:
+    """``cache``: an own folder for pulled weights."""
+    recipe = resolved.recipe
+    settings = recipe.rollout_settings()
+    policies: dict[str, ServedPolicy] = {}
+    templates: dict[str, ChatTemplate] = {}
+    for policy_name, policy in recipe.policies.items():
+        folder = policy.folder()
+        engine = TorchEngine(folder, policy_name, policy.engine)
+        follow = _follower(policy_name, store, cache / policy_name, folder)
+        policies[policy_name] = ServedPolicy(policy_name, engine, follow)
+        templates[policy_name] = ChatTemplate.from_folder(folder)
+    seats = {
+        role: Seat(
+            policy=policy_name,
+            engine=policies[policy_name].engine,
+            template=templates[policy_name],
+            sampling=settings.role_sampling.get(role, settings.sampling),
+        )
+        for role, policy_name in recipe.casting.items()
+    }
+    evaluated = settings.eval_sampling
+    player = WorkflowPlayer(
+        workflow=recipe.workflow,
+        seats=seats,
+        eval_sampling={} if evaluated is None else dict.fromkeys(seats, evaluated),
+        max_turns=settings.max_turns,
+        cancel_grace_s=settings.cancel_grace_s,
+    )
+    players: dict[str, Player] = {"": player, "supervised": Supervised(templates)}
+    capabilities = Capabilities(
+        policies=tuple(policies),
+        code_digest=resolved.code_digest,
+        config_digest=resolved.digest,
+        versions_held=min(policy.engine.versions_held for policy in recipe.policies.values()),
+    )
+    service = RolloutService(
+        name=name,
+        incarnation=incarnation(),
+        dataflow=dataflow,
+        players=players,
+        policies=policies,
+        capabilities=capabilities,
+        settings=settings,
+    )
+    player.hold = service.hold
+    return service
+
+
+def _follower(policy: str, store: WeightStore, cache: Path, folder: Path) -> Callable[[Load], Subscriber]:
+    return lambda load: Subscriber(policy, store, cache, load, local=(folder,))

@@ -1,0 +1,77 @@
+"""One trainer process: the backend of one policy of a recipe, and the loop over it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from pathlib import Path
+
+from astraflow.backends.torch_single import TorchBackend
+from astraflow.errors import ConfigError
+from astraflow.run.config import Resolved
+from astraflow.run.layout import RunFolder
+from astraflow.run.logs import configure_logging
+from astraflow.trainer.checkpoints import Checkpoints
+from astraflow.trainer.loop import TrainerIdentity, TrainLoop
+from astraflow.weights.publish import Publisher
+from astraflow.weights.store import DirStore, HttpStore, WeightStore
+from astraflow.wire.client import HttpDataflow
+from astraflow.wire.protocol import Dataflow
+from astraflow.wire.tokens import from_environment
+
+log = logging.getLogger("astraflow.trainer")
+
+
+async def serve_trainer(
+    resolved: Resolved, *, url: str, policy: str | None, run_dir: Path | None, ca: Path | None
+) -> int:
+    """Until the run is finished, or SIGTERM: whatever is not committed comes again."""
+    configure_logging()
+    chosen = choose_policy(resolved, policy)
+    folder = RunFolder(run_dir).checkpoints if run_dir is not None else Path("checkpoints")
+    async with HttpDataflow(url, from_environment(), ca=ca) as client:
+        store: WeightStore = HttpStore(client.weights) if run_dir is None else DirStore(RunFolder(run_dir).weights)
+        loop = await asyncio.to_thread(
+            build_trainer, resolved, client, policy=chosen, store=store, checkpoints=folder / chosen
+        )
+        work = asyncio.ensure_future(loop.run())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, work.cancel)
+        try:
+            await work
+        except asyncio.CancelledError:
+            log.info("stopped policy=%s", chosen)
+    return 0
+
+
+def choose_policy(resolved: Resolved, policy: str | None) -> str:
+    trainable = resolved.recipe.trainable
+    if policy is None and len(trainable) == 1:
+        return trainable[0]
+    if policy not in trainable:
+        raise ConfigError(f"--policy must be one of {', '.join(trainable)}, found {policy}")
+    return policy
+
+
+def build_trainer(
+    resolved: Resolved, dataflow: Dataflow, *, policy: str, store: WeightStore, checkpoints: Path
+) -> TrainLoop:
+    """Blocking: loads the model."""
+    recipe = resolved.recipe
+    chosen = recipe.policies[policy]
+    backend = TorchBackend(chosen.folder(), chosen.trainer, steps=recipe.steps, temperature=recipe.sampling.temperature)
+    return TrainLoop(
+        identity=TrainerIdentity(
+            policy=policy,
+            name=policy,
+            config_digest=resolved.digest,
+            code_digest=resolved.code_digest,
+        ),
+        dataflow=dataflow,
+        backend=backend,
+        publisher=Publisher(store, policy),
+        checkpoints=Checkpoints(checkpoints, kept=chosen.trainer.checkpoints_kept),
+        checkpoint_every=chosen.trainer.checkpoint_every,
+        say=lambda line: log.info("%s", line),
+    )

@@ -1,0 +1,36 @@
+"""Go on with a run that was stopped: same recipe, same settings, from its newest checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tyro.conf import Positional
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    run: Positional[Path]
+    """Run folder."""
+    in_process: bool = False
+    """Everything in this process, for a debugger."""
+    host: str = "127.0.0.1"
+    port: int = 0
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tensorboard: bool = False
+    json: bool = False
+    """Print summary.json at the end, and nothing else to standard output."""
+
+
+def main(args: Args) -> int:
+    from astraflow.run.config import load_config
+    from astraflow.run.launch import LaunchOptions, launch
+    from astraflow.run.layout import RunFolder
+    from astraflow.run.supervisor import Listen
+
+    run = RunFolder(args.run).require()
+    resolved = load_config(run.path)
+    listen = Listen(host=args.host, port=args.port, tls_cert=args.tls_cert, tls_key=args.tls_key)
+    options = LaunchOptions(in_process=args.in_process, tensorboard=args.tensorboard, json=args.json)
+    return launch(run, resolved, listen=listen, options=options)

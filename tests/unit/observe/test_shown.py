@@ -1,0 +1,71 @@
+"""The curve and the progress lines."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from astraflow.observe.curve import save_curve, text_curve
+from astraflow.observe.progress import Progress, Snapshot, plain_line
+
+LINES = {"reward": [(float(i), i / 10) for i in range(11)], "held-out": [(0.0, 0.0), (10.0, 1.0)]}
+
+
+def test_text_curve_places_first_and_last_point() -> None:
+    text = text_curve(LINES, width=20, height=6)
+    rows = text.splitlines()
+    assert rows[0].startswith("  1.00 ┤")
+    assert rows[0].endswith("O")
+    assert rows[5].startswith("  0.00 ┤O")
+    assert rows[-1].split() == ["step", "·", "reward", "O", "held-out"]
+    assert all(len(row) <= 28 for row in rows[:-1])
+
+
+@pytest.mark.parametrize("points", [[(3.0, 0.5)], [(0.0, 0.0), (1.0, 0.0)], [(0.0, -1.0), (1.0, -2.0)]])
+def test_text_curve_of_little(points: list[tuple[float, float]]) -> None:
+    assert "┤" in text_curve({"a": points})
+
+
+def test_text_curve_of_nothing() -> None:
+    assert text_curve({}) == "(no points yet)"
+    assert text_curve({"a": []}) == "(no points yet)"
+
+
+@pytest.mark.parametrize("lines", [LINES, {}, {"a": []}])
+def test_png(tmp_path: Path, lines: dict[str, list[tuple[float, float]]]) -> None:
+    path = tmp_path / "curve.png"
+    save_curve(path, lines, title="t")
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert [p.name for p in tmp_path.iterdir()] == ["curve.png"]
+
+
+def snapshot(**changes: object) -> Snapshot:
+    fields = {"run": "r", "elapsed_s": 81.2, "version": 12, "steps": 60, **changes}
+    return Snapshot(**fields)  # type: ignore[arg-type]
+
+
+def test_plain_line() -> None:
+    full = snapshot(reward=0.31, accuracy=0.2, accuracy_version=8, staleness=1.0, tokens_per_s=410.4)
+    assert plain_line(full) == "[  81 s] step 12/60  reward 0.31  held-out 0.20 (v8)  staleness 1.0  410 tokens/s"
+    assert plain_line(snapshot()) == "[  81 s] step 12/60"
+
+
+def test_plain_output_prints_only_what_is_new() -> None:
+    out = io.StringIO()
+    with Progress(out) as progress:
+        progress.show(snapshot())
+        progress.show(snapshot(elapsed_s=82.0))
+        progress.show(snapshot(version=13))
+        progress.say("a line")
+    assert out.getvalue().splitlines() == ["[  81 s] step 12/60", "[  81 s] step 13/60", "a line"]
+
+
+def test_live_output_shows_what_each_part_waits_for() -> None:
+    out = io.StringIO()
+    with Progress(out, live=True) as progress:
+        progress.show(snapshot(parts={"trainer main": "waits for a batch: 5/8 groups"}))
+        progress.say("[not markup]")
+    assert "waits for a batch: 5/8 groups" in out.getvalue()
+    assert "[not markup]" in out.getvalue()

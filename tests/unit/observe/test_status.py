@@ -1,0 +1,72 @@
+"""One line per component, that says what it waits for, how long, and why."""
+
+from __future__ import annotations
+
+from astraflow.observe.status import component_line, policy_line, status_lines, wait_words
+from astraflow.wire.messages import ComponentReport, ComponentStatus, EvalPoint, PolicyStatus, StatusReply
+
+WHY = "5/8 groups; oldest episode 40 s on b2"
+
+
+def trainer(**changes: object) -> ComponentStatus:
+    report = ComponentReport(doing="batch", since_s=11.0, why=WHY, versions={"solver": 7})
+    fields = {"component": "trainer", "name": "solver", "state": "alive", "heard_s": 1.0, "report": report, **changes}
+    return ComponentStatus(**fields)  # type: ignore[arg-type]
+
+
+def test_a_wait_says_for_what_since_when_and_why() -> None:
+    assert component_line(trainer()) == f"trainer solver waits 12 s for a batch: {WHY}, solver v7"
+    assert wait_words(trainer()) == f"waits for a batch: {WHY}"
+
+
+def test_work_says_what_it_is() -> None:
+    busy = trainer(report=ComponentReport(doing="steps", since_s=2.5, why="batch 4"), heard_s=0.0)
+    assert component_line(busy) == "trainer solver steps for 2.5 s: batch 4"
+    assert wait_words(busy) == "steps"
+
+
+def test_a_dead_one_says_when_it_was_heard_of_and_its_first_cause() -> None:
+    dead = trainer(state="dead", heard_s=700.0, report=ComponentReport(error="out of memory"))
+    assert component_line(dead) == "trainer solver dead, last heard of 12 min ago: out of memory"
+    assert wait_words(dead) == "dead"
+
+
+def test_a_policy_shows_groups_ages_and_what_is_missing() -> None:
+    policy = PolicyStatus(
+        policy="solver",
+        trainable=True,
+        version=7,
+        steps=60,
+        groups={"kept": 3, "dropped/zero_variance": 2},
+        staleness={"10": 1, "2": 5, "0": 9},
+        waits="3/8 groups",
+    )
+    assert policy_line(policy) == (
+        "policy solver 7/60 steps; groups dropped/zero_variance 2, kept 3; staleness 0:9 2:5 10:1; 3/8 groups"
+    )
+    frozen = PolicyStatus(policy="judge", trainable=False, version=0, steps=0)
+    assert policy_line(frozen).split() == ["policy", "judge", "frozen"]
+
+
+def test_the_whole_fits_one_screen_and_begins_with_the_state() -> None:
+    status = StatusReply(
+        run="r-001",
+        state="failed",
+        error="Starved: ten batches without signal",
+        now_s=9.0,
+        policies=(),
+        components=(trainer(),),
+        episodes={"pending": 0, "done": 12},
+        evals=tuple(
+            EvalPoint(
+                policy="solver", version=v, digest="d", dataset="t", score=0.5, coverage=0.99, episodes=200, at_s=1.0
+            )
+            for v in range(9)
+        ),
+        counters={"fenced": 2, "closed": 0},
+    )
+    lines = status_lines(status)
+    assert lines[0] == "run r-001: failed (Starved: ten batches without signal)"
+    assert "eval          solver v8: 0.500 on 200 episodes of t (99% graded)" in lines
+    assert lines[-1] == "counters      fenced 2"
+    assert len(lines) < 25

@@ -1,0 +1,156 @@
+"""Contradictions are found before anything starts (F98), settings have one place (F99)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from astraflow.algorithms.credit import Returns
+from astraflow.algorithms.curate import Shuffled
+from astraflow.algorithms.pace import BoundedStaleness
+from astraflow.algorithms.pipeline import Pipeline
+from astraflow.algorithms.select import EarliestDeadline
+from astraflow.dataflow.settings import Limits
+from astraflow.engines.settings import EngineSettings
+from astraflow.errors import ConfigError
+from astraflow.rollout.settings import RolloutSettings
+from astraflow.run.checks import check_recipe
+from astraflow.run.recipe import Eval, Policy, Recipe
+from astraflow.run.tiny_model import TinyModel
+from astraflow.trainer.settings import TrainerSettings
+from astraflow.types import Sampling
+
+Build = Callable[..., Recipe]
+TINY = TinyModel(context=64)
+
+
+async def workflow(task: Any, agents: Any) -> Any: ...
+
+
+def refused(recipe: Recipe) -> str:
+    with pytest.raises(ConfigError) as caught:
+        check_recipe(recipe.with_pipeline())
+    return str(caught.value)
+
+
+def test_a_sound_recipe_passes(recipe_with: Build) -> None:
+    check_recipe(recipe_with().with_pipeline())
+
+
+@pytest.mark.parametrize(
+    ("changes", "keys"),
+    [
+        ({"group_size": 1}, ("group_size", "pipeline.credit", "use")),
+        ({"limits": Limits(min_group=9)}, ("limits.min_group", "group_size", "lower")),
+        (
+            {"sampling": Sampling(max_tokens=64), "policies": {"main": Policy(model=TINY)}},
+            ("max_tokens", "max_context"),
+        ),
+        (
+            {"policies": {"main": Policy(model=TINY, engine=EngineSettings(max_context=65))}},
+            ("engine.max_context", "64 tokens"),
+        ),
+        ({"sampling": Sampling(temperature=0.0)}, ("sampling.temperature", "steps")),
+        ({"sampling": Sampling(top_p=0.9)}, ("top_p", "allow_truncated_sampling")),
+        ({"sampling": Sampling(top_k=5)}, ("top_k", "allow_truncated_sampling")),
+        (
+            {"policies": {"main": Policy(model=TINY, trainer=TrainerSettings(schedule="linear", warmup_steps=10))}},
+            ("warmup_steps", "steps"),
+        ),
+        ({"roles": {"solver": "nobody"}}, ("roles['solver']", "policies")),
+        (
+            {"roles": {"solver": "main"}, "policies": {"main": Policy(model=TINY), "idle": Policy(model=TINY)}},
+            ("'idle'", "roles"),
+        ),
+        ({"policies": {"main": Policy(model=TINY, trainable=False)}}, ("steps", "trainable")),
+        ({"workflow": lambda task, agents: None}, ("workflow", "async")),
+        (
+            {"policies": {"main": Policy(model="/nowhere/model")}},
+            ("policies['main'].model", "/nowhere/model", "models get"),
+        ),
+    ],
+)
+def test_f98_contradictions_name_both_settings(
+    recipe_with: Build, changes: dict[str, Any], keys: tuple[str, ...]
+) -> None:
+    began = time.perf_counter()
+    words = refused(recipe_with(**changes))
+    assert time.perf_counter() - began < 1.0
+    for key in keys:
+        assert key in words
+    assert "\n" not in words
+
+
+def test_f98_what_is_off_is_not_checked(recipe_with: Build) -> None:
+    """A run without steps only evaluates: training's contradictions do not matter."""
+    check_recipe(recipe_with(steps=0, sampling=Sampling(temperature=0.0, max_tokens=8), group_size=1).with_pipeline())
+    own = Pipeline(
+        curate=Shuffled(recipe_with().tasks, group_size=1),
+        pace=BoundedStaleness(),
+        credit=Returns(),
+        select=EarliestDeadline(),
+    )
+    check_recipe(recipe_with(group_size=1, pipeline=own).with_pipeline())
+    check_recipe(recipe_with(sampling=Sampling(top_p=0.9), allow_truncated_sampling=True).with_pipeline())
+
+
+def test_f98_evaluation(recipe_with: Build) -> None:
+    recipe = recipe_with()
+    assert recipe.eval is not None
+    held = recipe.eval.tasks
+    assert "eval.count is 11" in refused(recipe_with(eval=Eval(tasks=held, count=11)))
+    assert "would be trained" in refused(recipe_with(eval=Eval(tasks=recipe.tasks, count=5), tasks=recipe.tasks))
+    assert "eval.episodes is 4" in refused(recipe_with(eval=Eval(tasks=held, count=5, episodes=4)))
+    check_recipe(
+        recipe_with(eval=Eval(tasks=held, count=5, episodes=4, sampling=Sampling(max_tokens=8))).with_pipeline()
+    )
+
+
+def test_f99_sampling_has_one_place(recipe_with: Build) -> None:
+    other = RolloutSettings(sampling=Sampling(temperature=0.7))
+    assert "rollout.sampling and Recipe.sampling" in refused(recipe_with(rollout=other))
+    greedy = RolloutSettings(eval_sampling=Sampling(temperature=0.0))
+    assert "Recipe.eval.sampling" in refused(recipe_with(rollout=greedy))
+    trainer = Policy(model=TINY, trainer=TrainerSettings(temperature=0.7))
+    words = refused(recipe_with(policies={"main": trainer}))
+    assert "trainer.temperature is 0.7" in words
+    assert "sampling.temperature 1.0" in words
+
+
+def test_f99_everybody_reads_that_one_place(recipe_with: Build) -> None:
+    sampling = Sampling(max_tokens=8, temperature=0.7, stop=("\n",))
+    settings = recipe_with(sampling=sampling).rollout_settings()
+    assert settings.sampling == sampling
+    assert settings.eval_sampling == Sampling(max_tokens=8, temperature=0.0, stop=("\n",))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"group_size": 0},
+        {"steps": -1},
+        {"seed": -1},
+        {"services": -1},
+        {"name": "a/b"},
+        {"policies": {}},
+    ],
+)
+def test_ranges(recipe_with: Build, bad: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"found|empty"):
+        recipe_with(**bad)
+
+
+@pytest.mark.parametrize("bad", [{"max_staleness": -1}, {"groups_per_batch": 0}])
+def test_ranges_of_a_policy(bad: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="found"):
+        Policy(model=TINY, **bad)
+
+
+def test_a_model_folder_that_lacks_a_part_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"lacks tokenizer.json, \*\.safetensors"):
+        Policy(model=tmp_path).folder()

@@ -1,0 +1,117 @@
+"""``--set path=value``: strict, with the nearest known name (F97)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from astraflow.errors import ConfigError
+from astraflow.run.config import canonical_json, to_plain
+from astraflow.run.overrides import apply_overrides, settable_paths
+from astraflow.run.recipe import Recipe
+
+Build = Callable[..., Recipe]
+
+
+@pytest.mark.parametrize(
+    ("setting", "path"),
+    [
+        ("steps=3", "steps"),
+        ("policies.main.max_staleness=0", "policies.main.max_staleness"),
+        ("policies.main.trainer.lr=1e-4", "policies.main.trainer.lr"),
+        ("policies.main.trainer.betas=[0.8,0.9]", "policies.main.trainer.betas"),
+        ("policies.main.trainer.schedule=linear", "policies.main.trainer.schedule"),
+        ("policies.main.trainable=true", "policies.main.trainable"),
+        ("policies.main.model=/models/other", "policies.main.model"),
+        ("sampling.temperature=0.7", "sampling.temperature"),
+        ('sampling.stop=["a","b"]', "sampling.stop"),
+        ("limits.lease_ttl_s=20", "limits.lease_ttl_s"),
+        ("limits.min_group=2", "limits.min_group"),
+        ("eval.every=5", "eval.every"),
+    ],
+)
+def test_a_setting_reaches_its_place_and_no_other(recipe_with: Build, setting: str, path: str) -> None:
+    before, after = recipe_with(), apply_overrides(recipe_with(), [setting])
+    old, new = dict(settable_paths(before)), dict(settable_paths(after))
+    changed = {
+        name for name in old if name in new and old[name] != new[name] and not name.startswith(("eval.tasks", "tasks"))
+    }
+    assert changed - {path} == set()
+    assert path in new
+
+
+def test_types_are_those_of_the_field(recipe_with: Build) -> None:
+    recipe = apply_overrides(recipe_with(), ["policies.main.trainer.betas=[0.8,0.9]", "sampling.temperature=1"])
+    assert recipe.policies["main"].trainer.betas == (0.8, 0.9)
+    assert isinstance(recipe.sampling.temperature, float)
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("stepz=3", "did you mean steps?"),
+        ("policies.main.max_stalenes=2", "did you mean policies.main.max_staleness?"),
+        ("max_staleness=2", "did you mean policies.main.max_staleness?"),
+        ("max_stalenes=2", "did you mean policies.main.max_staleness?"),
+        ("policies.mian.max_staleness=2", "did you mean policies.main.max_staleness?"),
+        ("policies.main.trainer.clip_hgh=0.28", "did you mean policies.main.trainer.loss.clip_high?"),
+        ('policies.main.trainer.loss={"clip_hgh":0.28}', "did you mean policies.main.trainer.loss.clip_high?"),
+        ("buffer.capcity=5", "there is no setting buffer.capcity"),
+        ("steps.more=1", "steps is a single value"),
+        ("steps", "must be path=value"),
+        ("=3", "must be path=value"),
+        ("steps=many", "Expected `int`"),
+        ("steps=1.5", "Expected `int`"),
+        ("policies.main.trainable=maybe", "Expected `bool`"),
+        ("tasks=x", "only the recipe can change"),
+        ("pipeline=x", "only the recipe can change"),
+        ("steps=-1", "Recipe.steps must be at least 0, found -1"),
+        ("sampling.temperature=-0.1", "Sampling.temperature must be finite and >= 0, found -0.1"),
+        ("policies.main.trainer.lr=2", "TrainerSettings.lr must be in [0, 1], found 2"),
+        ("policies.main.engine.slots=0", "EngineSettings.slots must be at least 1, found 0"),
+    ],
+)
+def test_f97_a_wrong_setting_is_one_sentence_that_names_the_right_one(
+    recipe_with: Build, setting: str, words: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        apply_overrides(recipe_with(), [setting])
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def _other(value: object) -> str | None:
+    """Some other legal-looking value, as text."""
+    if isinstance(value, bool):
+        return "false" if value else "true"
+    if isinstance(value, int):
+        return str(value + 1)
+    if isinstance(value, float):
+        return str(value * 0.9 if value else 0.25)
+    return None
+
+
+def test_f97_changing_any_setting_changes_the_config_or_is_refused(recipe_with: Build) -> None:
+    """No setting is read by nobody: each is in the resolved config that every process compares."""
+    recipe = recipe_with()
+    before = canonical_json(to_plain(recipe))
+    tried = 0
+    for path, value in settable_paths(recipe):
+        text = _other(value)
+        if text is None:
+            continue
+        tried += 1
+        try:
+            after = canonical_json(to_plain(apply_overrides(recipe, [f"{path}={text}"])))
+        except ConfigError:
+            continue
+        assert after != before, path
+    assert tried > 30
+
+
+def test_the_original_is_untouched(recipe_with: Build) -> None:
+    recipe = recipe_with()
+    apply_overrides(recipe, ["steps=3", "policies.main.trainer.lr=0.5"])
+    assert recipe.steps == 10
+    assert recipe.policies["main"].trainer.lr == 2e-5
