@@ -1,0 +1,87 @@
+"""Settings refuse with the value and the range; the schedule is a function of the step alone."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from astraflow.errors import ConfigError
+from astraflow.trainer.schedule import learning_rate
+from astraflow.trainer.settings import LossSettings, TrainerSettings
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("lr", -1.0, r"in \[0, 1\], found -1"),
+        ("lr", float("nan"), "found nan"),
+        ("lr_supervised", 2.0, "found 2.0"),
+        ("betas", (0.9, 1.0), r"found \(0.9, 1.0\)"),
+        ("weight_decay", -0.1, "found -0.1"),
+        ("clip_norm", -1.0, "found -1.0"),
+        ("schedule", "cosin", "constant, linear, cosine, found 'cosin'"),
+        ("warmup_steps", -1, "at least 0, found -1"),
+        ("tokens_per_micro_batch", 0, "at least 1, found 0"),
+        ("temperature", 0.0, "> 0, found 0.0"),
+        ("dtype", "fp8", "found 'fp8'"),
+        ("threads", -1, "found -1"),
+        ("checkpoint_every", 0, "at least 1, found 0"),
+        ("checkpoints_kept", 0, "at least 1, found 0"),
+    ],
+)
+def test_values_out_of_range_are_named(field: str, value: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"TrainerSettings.{field}.*{words}"):
+        TrainerSettings(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"clip_high": -0.1}, "clip_high .*found -0.1"),
+        ({"clip_low": 1.0}, r"clip_low must be in \[0, 1\), found 1.0"),
+        ({"clip_low": -0.2}, "clip_low .*found -0.2"),
+        ({"clip_high": float("inf")}, "clip_high .*found inf"),
+        ({"name": "ppo"}, "name .*found 'ppo'"),
+        ({"aggregation": "mean"}, "aggregation .*found 'mean'"),
+    ],
+)
+def test_f43_bounds_of_the_clip(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=f"LossSettings.{words}"):
+        LossSettings(**options)
+    assert LossSettings(clip_low=0.3).options["clip_high"] == 0.3
+    assert LossSettings(clip_low=0.2, clip_high=0.28).options["clip_high"] == 0.28
+
+
+def test_f98_contradictory_settings_name_both_keys() -> None:
+    with pytest.raises(ConfigError, match=r"constant .*aggregation is 'sequence_sum_over_constant', found None"):
+        LossSettings(aggregation="sequence_sum_over_constant")
+    with pytest.raises(ConfigError, match=r"constant 4\.0 has no effect where aggregation is 'token_mean'"):
+        LossSettings(constant=4.0)
+    with pytest.raises(ConfigError, match=r"warmup_steps 10 must be less than Recipe\.steps 10"):
+        TrainerSettings(schedule="linear", warmup_steps=10).check_steps(10)
+    TrainerSettings(warmup_steps=10).check_steps(10)  # a constant schedule has nothing that could contradict
+    TrainerSettings(schedule="cosine", warmup_steps=2).check_steps(10)
+
+
+def test_f68_warm_up_by_step() -> None:
+    settings = TrainerSettings(lr=1.0, warmup_steps=4)
+    assert [learning_rate(settings, step=s, steps=6) for s in range(1, 7)] == [0.25, 0.5, 0.75, 1, 1, 1]
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_decay_starts_at_the_full_rate_and_never_reaches_zero(schedule: str) -> None:
+    settings = TrainerSettings(lr=1.0, schedule=schedule, warmup_steps=2)
+    rates = [learning_rate(settings, step=s, steps=10) for s in range(1, 11)]
+    assert rates[:3] == [0.5, 1.0, 1.0]
+    assert all(a > b for a, b in pairwise(rates[2:]))
+    assert 0 < rates[-1] < 0.15
+    assert learning_rate(settings, step=11, steps=10) >= 0
+
+
+def test_supervised_steps_may_have_a_rate_of_their_own() -> None:
+    settings = TrainerSettings(lr=0.1, lr_supervised=0.5)
+    assert learning_rate(settings, step=1, steps=9, supervised=True) == 0.5
+    assert learning_rate(settings, step=1, steps=9) == 0.1
+    assert learning_rate(TrainerSettings(lr=0.1), step=1, steps=9, supervised=True) == 0.1
