@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, TypeVar
 
 from astraflow.errors import AstraFlowError
-from astraflow.testing.simulator.lives import lose_newest_checkpoint
+from astraflow.testing.simulator.lives import forget_checkpoints_after, lose_newest_checkpoint
 from astraflow.testing.simulator.plan import Act
 from astraflow.wire import messages as m
 
@@ -60,7 +60,7 @@ async def _happen(world: World, act: Act) -> bool:
                 world.slow_until[worker.name] = asyncio.get_running_loop().time() + act.seconds
             return worker is not None
         case "disk_full":
-            world.database.full = True
+            world.database.room = int(act.pick * STATEMENTS)
             asyncio.get_running_loop().call_later(act.seconds, _space_again, world)
             return True
         case "join":
@@ -70,6 +70,8 @@ async def _happen(world: World, act: Act) -> bool:
             return _leave(world, act)
         case "drain":
             return await _drain(world, act)
+        case "rollback":
+            return await _roll_back(world, act)
     raise AssertionError(f"unknown act {act.what}")
 
 
@@ -81,7 +83,7 @@ def _light_fuse(world: World, act: Act) -> bool:
 
 
 def _space_again(world: World) -> None:
-    world.database.full = False
+    world.database.room = None
 
 
 def _boom(world: World, seconds: float) -> None:
@@ -116,6 +118,20 @@ async def _drain(world: World, act: Act) -> bool:
         await world.host.operate(m.OperatorRequest(action="drain", worker=worker.name))
     except AstraFlowError:
         return False
+    return True
+
+
+async def _roll_back(world: World, act: Act) -> bool:
+    """The operator stops the trainer, goes back one or two versions and throws newer checkpoints away."""
+    policy = _pick(sorted(world.trainers), act.pick)
+    if policy is None or not world.trainers[policy].crash(act.seconds):
+        return False
+    version = max(0, world.version(policy) - (1 if act.pick < 0.7 else 2))
+    try:
+        await world.host.operate(m.OperatorRequest(action="rollback", policy=policy, version=version))
+    except AstraFlowError:
+        return False
+    forget_checkpoints_after(world, policy, version)
     return True
 
 

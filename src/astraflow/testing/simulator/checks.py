@@ -36,6 +36,7 @@ def check_ledger(db: sqlite3.Connection) -> list[str]:
         _samples_of_groups,
         _batches_of_policies,
         _publications,
+        _tasks,
         _edges,
     )
     return [problem for check in checks for problem in check(db)]
@@ -132,6 +133,21 @@ def _publications(db: sqlite3.Connection) -> list[str]:
         if newest is not None and newest[0] != version:
             problems.append(f"{policy} is at version {version}, its newest publication is of {newest[0]}")
     return problems
+
+
+def _tasks(db: sqlite3.Connection) -> list[str]:
+    """The supply is unbounded and in order: what a restart forgets or repeats shows as a gap or a double."""
+    keys = [
+        row[0]
+        for row in db.execute(
+            "SELECT task_key FROM groups WHERE purpose = 'train' AND task_key LIKE 'q%' ORDER BY id"
+        ).fetchall()
+    ]
+    expected = [f"q{index}" for index in range(len(keys))]
+    if keys == expected:
+        return []
+    at = next(n for n, (found, wanted) in enumerate(zip(keys, expected, strict=True)) if found != wanted)
+    return [f"admitted task number {at} is {keys[at]}, expected {expected[at]}"]
 
 
 def _edges(db: sqlite3.Connection) -> list[str]:

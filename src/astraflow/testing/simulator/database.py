@@ -27,8 +27,8 @@ class Database:
         schema = resources.files("astraflow.dataflow").joinpath("schema.sql").read_text()
         self.keeper.executescript(schema)
         watch(self.keeper)
-        self.full = False
-        """The disk is full: what would write fails, in the words of SQLite."""
+        self.room: int | None = None
+        """So many statements may still write before the disk is full, in the words of SQLite; None: it never is."""
         self._open: list[Crasher] = []
         self._fuse: int | None = None
         self._boom: Callable[[], None] = lambda: None
@@ -61,8 +61,10 @@ class Database:
 
     def count(self, statement: str) -> None:
         """Called before every statement that runs inside a transaction."""
-        if self.full and statement.split(maxsplit=1)[0] in ("INSERT", "UPDATE", "COMMIT"):
-            raise sqlite3.OperationalError("database or disk is full")
+        if self.room is not None and statement.split(maxsplit=1)[0] in ("INSERT", "UPDATE", "COMMIT"):
+            self.room -= 1
+            if self.room < 0:
+                raise sqlite3.OperationalError("database or disk is full")
         if self._fuse is None:
             return
         self._fuse -= 1

@@ -15,9 +15,9 @@ TABLES = ("episodes", "groups", "group_policy", "samples", "batches", "evals")
 ALLOWED: frozenset[Edge] = frozenset(
     (table, old, new)
     for table, pairs in {
-        "episodes": "-pending pending-leased leased-pending leased-done leased-given_up pending-done pending-given_up",
+        "episodes": "-pending pending-leased leased-pending leased-done leased-given_up pending-done",
         "groups": "-open open-ready ready-closed open-closed",
-        "group_policy": "-open open-ready open-stale ready-kept ready-dropped ready-stale kept-batched kept-dropped "
+        "group_policy": "-open open-ready open-stale ready-kept ready-dropped kept-batched kept-dropped "
         "kept-stale batched-trained batched-dropped trained-batched trained-dropped",
         "samples": "-held held-trained held-masked held-dropped held-stale trained-held masked-held trained-dropped "
         "masked-dropped",

@@ -20,8 +20,6 @@ class History:
         self.batches: dict[tuple[str, int], str] = {}
         """Content digest of every batch that was ever issued."""
         self.reissued = 0
-        self.commits: dict[tuple[str, int], int] = {}
-        """(policy, batch) → version that a trainer was told."""
         self.serials: dict[tuple[str, str], int] = {}
         """(reader, policy) → newest serial that it was told."""
         self.broken: list[str] = []

@@ -116,6 +116,11 @@ def lose_newest_checkpoint(world: World, policy: str) -> bool:
     return True
 
 
+def forget_checkpoints_after(world: World, policy: str, version: int) -> None:
+    while (found := checkpoints(world, policy).newest()) is not None and found[0] > version:
+        shutil.rmtree(found[1])
+
+
 def surviving_backend(world: World, policy: str) -> FakeBackend:
     """What a trainer would find if it were started once more."""
     backend = FakeBackend()

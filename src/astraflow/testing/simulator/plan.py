@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from astraflow.testing.faulty import Faults
 
 CRASHES = ("dataflow", "dataflow_transaction", "worker", "trainer", "trainer_old_checkpoint")
-ACTIONS = (*CRASHES, "cut", "wall_jump", "slow_worker", "disk_full", "join", "leave", "drain")
+ACTIONS = (*CRASHES, "cut", "wall_jump", "slow_worker", "disk_full", "join", "leave", "drain", "rollback")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

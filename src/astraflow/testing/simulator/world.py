@@ -111,6 +111,11 @@ class World:
         self.current[who] = connection
         return connection
 
+    def version(self, policy: str) -> int:
+        """As the ledger has it now."""
+        query = "SELECT version FROM policies WHERE name = ?"
+        return int(self.database.keeper.execute(query, (policy,)).fetchone()[0])
+
     def pause_s(self, worker: str) -> float:
         """How long this worker takes to do nothing: slow machines lose their leases and come late."""
         slow = asyncio.get_running_loop().time() < self.slow_until.get(worker, 0.0)
@@ -208,7 +213,7 @@ class World:
         """Faults stop: from here on the run must make progress by itself."""
         self.calm = True
         self.database.snuff()
-        self.database.full = False
+        self.database.room = None
         self.store.failures = 0.0
         self.slow_until.clear()
         for connection in self.connections:
