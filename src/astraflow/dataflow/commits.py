@@ -89,7 +89,8 @@ class Commits:
                 now = self.now
                 answers.extend((work, *self._attempt(work, now)) for work in queue)
                 self._ledger.store.set("now", now)
-        except BaseException as error:  # noqa: BLE001 - whatever it was, those who wait must hear it, not hang
+        # Whatever it was, a dying process included, those who wait must hear of it and not hang.
+        except BaseException as error:  # noqa: BLE001
             self._rolled_back(queue, error)
             return
         self.full = False

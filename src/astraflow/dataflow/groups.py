@@ -125,12 +125,19 @@ class Groups:
             if verdict.reason is not None:
                 self._drop(now, group, policy, verdict.reason, reward=mean)
                 continue
+            if self._is_stale(policy, verdict):
+                self.make_stale(now, group, policy)
+                continue
             kept.append(policy)
             self._store.run("UPDATE group_policy SET state = 'kept' WHERE group_id = ? AND policy = ?", (group, policy))
             self._store.event(now, "kept", group=group, policy=policy, reward=mean)
         self.close(group)
         self._count_barren(kept)
         return kept
+
+    def _is_stale(self, policy: str, verdict: Verdict) -> bool:
+        age = 0 if verdict.newest is None else self._policies.versions[policy] - verdict.newest
+        return age > self._spec.policies[policy].max_staleness
 
     def _count_barren(self, kept: list[str]) -> None:
         for policy in self._spec.trainable:

@@ -30,7 +30,7 @@ from astraflow.dataflow.status import events, status
 from astraflow.dataflow.store import connect, lock_run
 from astraflow.dataflow.sweeps import sweep
 from astraflow.dataflow.watchdog import Watchdog
-from astraflow.errors import BadRequest, ConfigMismatch, StorageFull
+from astraflow.errors import BadRequest, ConfigMismatch, StorageFull, Unavailable
 from astraflow.types import Manifest
 from astraflow.wire import messages as m
 
@@ -284,7 +284,12 @@ class DataflowService:
 
     # ── everyone ──
 
+    def _require_open(self) -> None:
+        if self._closed:
+            raise Unavailable("dataflow is closed")
+
     async def manifest(self, request: m.ManifestRequest) -> Manifest:
+        self._require_open()
         return self.ledger.policies.manifest(request.policy, request.version)
 
     async def report(self, request: m.ReportRequest) -> m.Done:
@@ -296,9 +301,11 @@ class DataflowService:
         return await self._commits.write(transition)
 
     async def status(self) -> m.StatusReply:
+        self._require_open()
         return status(self.ledger, self._commits.now, lag_s=self.lag_s, full=self._commits.full)
 
     async def events(self, request: m.EventsRequest) -> m.EventsReply:
+        self._require_open()
         return events(self.ledger.store, request)
 
     async def operate(self, request: m.OperatorRequest) -> m.Done:

@@ -26,7 +26,7 @@ class Watchdog:
         alive = [each for each in workers if each.state == "alive"]
         needed = ledger.needed_policies()
         # One without an engine counts: whether supervised tasks are all that is left, only Curate knows.
-        if any(needed <= set(each.policies) or not each.policies for each in alive):
+        if not self._episodes_wanted() or any(needed <= set(each.policies) or not each.policies for each in alive):
             self._served_at = now
             return
         limit = ledger.spec.limits.starved_after_s
@@ -38,6 +38,11 @@ class Watchdog:
                 f"no worker served {sorted(needed)} for {now - self._served_at:.0f} s (limit {limit:g} s); "
                 f"workers: {found or 'none'}",
             )
+
+    def _episodes_wanted(self) -> bool:
+        """False while trainers have all that they need."""
+        rooms = self._ledger.groups.rooms().values()
+        return bool(self._ledger.evals.open) or any(room.steps_left and not room.batched_groups for room in rooms)
 
     def _tasks_used_up(self, now: float) -> None:
         ledger = self._ledger
