@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from astraflow.errors import ConfigError
 COMPLETE = "complete.json"
 TRAINED = "trained.jsonl"
 PARTIAL = ".partial-"
+EXPORT = ".export-"
 CHUNK_BYTES = 1 << 22
 
 
@@ -48,9 +50,9 @@ class Checkpoints:
         """``write`` fills a folder; it becomes the checkpoint of ``version`` by one rename, after everything is on
         disk. Killed before that, nothing has changed."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._clear_partial()
         target = self.folder / _name(version)
         partial = self.folder / f"{PARTIAL}{_name(version)}"
+        shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         write(partial)
         lines = [json.dumps({"step": s.step, "batch": s.batch, "trained": s.trained}) + "\n" for s in trained]
@@ -59,31 +61,44 @@ class Checkpoints:
         (partial / COMPLETE).write_text(json.dumps({"version": version, "files": files}), encoding="utf-8")
         for path in (*partial.iterdir(), partial):
             _sync(path)
-        if target.exists():  # of an undone history: these weights replace it
+        if target.exists():
             shutil.rmtree(target)
         partial.rename(target)
         _sync(self.folder)
-        for old in self._found()[self._kept :]:
-            shutil.rmtree(self.folder / _name(old))
+        undone = [each for each in self._found() if each > version]  # newer ones are of a history that was undone
+        older = [each for each in self._found() if each <= version][self._kept :]
+        for each in (*undone, *older):
+            shutil.rmtree(self.folder / _name(each))
         return target
 
     def newest(self, say: Callable[[str], None] = lambda _: None) -> tuple[int, Path] | None:
-        """The newest checkpoint whose every byte is as it was written; torn ones are reported to ``say``."""
+        """The first of ``complete``."""
+        return next(self.complete(say), None)
+
+    def complete(self, say: Callable[[str], None] = lambda _: None) -> Iterator[tuple[int, Path]]:
+        """(version, folder) of checkpoints whose every byte is as it was written, newest first, each checked when it
+        is asked for. Others are reported to ``say`` and left alone."""
         for version in self._found():
             folder = self.folder / _name(version)
             wrong = find_damage(folder, version)
             if wrong is None:
-                return version, folder
-            say(f"checkpoint {folder} is damaged ({wrong}); going back to an older one")
-        return None
+                yield version, folder
+            else:
+                say(f"checkpoint {folder} is damaged ({wrong}); an older one is used")
 
     def _found(self) -> list[int]:
         """Versions, newest first."""
         names = [p.name for p in self.folder.glob("step-*") if p.is_dir()] if self.folder.exists() else []
         return sorted((int(name.removeprefix("step-")) for name in names if name[5:].isdigit()), reverse=True)
 
-    def _clear_partial(self) -> None:
-        for path in self.folder.glob(f"{PARTIAL}*"):
+    def scratch(self) -> Path:
+        """An empty folder on the same disk, for an export; the caller removes it, or the next ``clear_scratch``."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=EXPORT, dir=self.folder))
+
+    def clear_scratch(self) -> None:
+        """Remove what a killed process has left."""
+        for path in (*self.folder.glob(f"{PARTIAL}*"), *self.folder.glob(f"{EXPORT}*")):
             shutil.rmtree(path)
 
 

@@ -19,15 +19,15 @@ from __future__ import annotations
 import asyncio
 import secrets
 import shutil
-import tempfile
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from astraflow.clock import Clock, SystemClock
-from astraflow.errors import AstraFlowError, Unavailable
+from astraflow.errors import AstraFlowError, Unavailable, UnknownVersion
 from astraflow.observe.waits import Wait
 from astraflow.trainer.backend import Backend, StepReport
 from astraflow.trainer.checkpoints import Checkpoints, TrainedStep, read_trained, require_same_version
@@ -121,18 +121,30 @@ class TrainLoop:
     # ── the parts ──
 
     async def _resume(self) -> bool:
-        """Load the newest complete checkpoint, or start at version 0; register and fence older trainers."""
-        found = await self._blocking("loads its checkpoint", self._load)
-        manifest = None
-        if found:
-            files, digest, folder = await self._blocking("exports", self._export)
-            manifest = await self._publish(self._backend.version, files, digest, folder)
-        else:
-            digest = await self._blocking("hashes its weights", self._backend.digest)
+        """Register at the newest checkpoint that dataflow knows (a rollback makes it forget), else at version 0."""
+        await self._blocking("looks for a checkpoint", self._checkpoints.clear_scratch)
+        refused: UnknownVersion | None = None
+        complete = self._checkpoints.complete(self._say)
+        while found := await self._offload(lambda: next(complete, None)):
+            version, folder = found
+            await self._blocking("loads its checkpoint", partial(self._load, version, folder))
+            files, digest, exported = await self._blocking("exports", self._export)
+            try:
+                return await self._register(digest, await self._publish(version, files, digest, exported))
+            except UnknownVersion as error:
+                self._say(f"dataflow does not know checkpoint {folder}: {error}")
+                refused = error
+        if refused is not None:
+            raise refused
+        return await self._register(await self._blocking("hashes its weights", self._backend.digest), None)
+
+    async def _register(self, digest: str, manifest: Manifest | None) -> bool:
+        """Fence older trainers; returns whether the run is finished. Raises UnknownVersion."""
+        version = self._backend.version
         reply = await self._dataflow.resume(
             m.ResumeRequest(
                 policy=self.identity.policy,
-                version=self._backend.version,
+                version=version,
                 digest=digest,
                 trainer=self.identity.name,
                 incarnation=self._incarnation,
@@ -141,7 +153,7 @@ class TrainLoop:
         )
         self._epoch = reply.trainer_epoch
         if reply.undone:
-            self._say(f"{len(reply.undone)} batches committed after version {self._backend.version} come again")
+            self._say(f"{len(reply.undone)} batches committed after version {version} come again")
         return reply.finished
 
     async def _next_batch(self) -> Batch | None:
@@ -223,23 +235,17 @@ class TrainLoop:
         )
         self._saved = version
 
-    def _load(self) -> bool:
-        found = self._checkpoints.newest(self._say)
-        if found is None:
-            return False
-        version, folder = found
+    def _load(self, version: int, folder: Path) -> None:
         extra = self._backend.load(folder)
         require_same_version(self._backend.version, version, folder)
         self._epoch = int(extra["trainer_epoch"])
         self._trained = read_trained(folder)
         self._saved = version
         self._say(f"goes on from {folder}")
-        return True
 
     def _export(self) -> tuple[list[Path], str, Path]:
         """Files, digest, and the folder to remove when they are published. On the disk of the checkpoints."""
-        self._checkpoints.folder.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=".export-", dir=self._checkpoints.folder))
+        folder = self._checkpoints.scratch()
         return self._backend.export(folder), self._backend.digest(), folder
 
     async def _fail(self, batch: Batch, error: Exception) -> None:

@@ -118,7 +118,7 @@ def batches(draw: Any) -> list[Row]:
 
 
 @given(rows=batches(), budget=st.integers(1, 30))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_guarantee_every_trained_token_once_with_its_own_history(rows: list[Row], budget: int) -> None:
     found = []
     for packed in pack(rows, tokens_per_micro_batch=budget):
@@ -142,7 +142,7 @@ def test_guarantee_every_trained_token_once_with_its_own_history(rows: list[Row]
 
 
 @given(rows=batches())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_no_token_is_stored_twice_within_one_packed_row(rows: list[Row]) -> None:
     for packed in pack(rows, tokens_per_micro_batch=10_000):
         histories = [tuple(seen_by(packed, q)) for q in range(len(packed.tokens))]
