@@ -117,11 +117,13 @@ class Batches:
                 f"batch {batch} of {policy} makes version {current + 1}, "
                 f"the manifest is version {manifest.version} of {manifest.policy}"
             )
+        base = self._policies.newest[policy].digest
         published = self._policies.publish(now, manifest, trainer_epoch=trainer_epoch)
         self._policies.set_version(policy, current + 1)
         self._store.run(
-            "UPDATE batches SET state = 'committed', reason = NULL, serial = ?, metrics = ?, ended_at = ? WHERE id = ?",
-            (published.serial, json.dumps(dict(metrics)), now, batch),
+            "UPDATE batches SET state = 'committed', reason = NULL, serial = ?, base = ?, metrics = ?, "
+            "ended_at = ? WHERE id = ?",
+            (published.serial, base, json.dumps(dict(metrics)), now, batch),
         )
         self._store.run("UPDATE policies SET no_signal = 0 WHERE name = ?", (policy,))
         self._to_groups(batch, policy, "trained", version=current + 1)
@@ -217,12 +219,13 @@ class Batches:
     def redo(self, now: float, policy: str, manifest: Manifest) -> bool:
         """A trainer comes back with weights of a history that was un-committed: its batches are committed again.
 
-        Only if every batch up to there waits, untouched, with the publication that it once made.
+        Only if every batch up to there waits, untouched, with the publication that it once made, and the first one
+        was made from the weights of now.
         """
         store = self._store
         current, wanted = self._policies.versions[policy], manifest.version
         waiting = store.all(
-            "SELECT b.id, b.serial, p.digest FROM batches b "
+            "SELECT b.id, b.base, p.digest FROM batches b "
             "JOIN publications p ON p.policy = b.policy AND p.serial = b.serial AND p.version = b.version + 1 "
             "WHERE b.policy = ? AND b.state IN ('cut', 'issued') AND b.version >= ? AND b.version < ? "
             "ORDER BY b.version, b.id",
@@ -230,7 +233,10 @@ class Batches:
             current,
             wanted,
         )
-        if len(waiting) != wanted - current or not waiting or waiting[-1][2] != manifest.digest:
+        lineage = [self._policies.newest[policy].digest, *(digest for _, _, digest in waiting)]
+        if len(waiting) != wanted - current or lineage[-1] != manifest.digest:
+            return False
+        if [base for _, base, _ in waiting] != lineage[:-1]:
             return False
         for step, (batch, _, _) in enumerate(waiting, start=current + 1):
             store.run("UPDATE batches SET state = 'issued' WHERE id = ? AND state = 'cut'", (batch,))

@@ -190,6 +190,7 @@ CREATE TABLE IF NOT EXISTS batches (
   sequences INTEGER NOT NULL,
   failures INTEGER NOT NULL DEFAULT 0,
   serial INTEGER,                          -- committed: of its publication
+  base TEXT,                               -- committed: digest of the weights that its step started from
   file TEXT,
   rows BLOB,                               -- frozen at the cut; NULL once pruned or when in a file
   metrics TEXT,
