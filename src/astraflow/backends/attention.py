@@ -44,11 +44,21 @@ class TreeAttention:
         """``dense``: one mask for the whole packed row; None: exactly where the model is not on a CPU."""
         self._device = model.get_input_embeddings().weight.device
         self._dense = self._device.type != "cpu" if dense is None else dense
+        self._model = model
         if not self._dense:
             from transformers import AttentionInterface
 
             AttentionInterface.register(NAME, _attend)
             model.set_attn_implementation(NAME)
+
+    @contextmanager
+    def plain(self, name: str = "sdpa") -> Iterator[None]:
+        """The model computes ordinary rows within this context."""
+        self._model.set_attn_implementation(name)
+        try:
+            yield
+        finally:
+            self._model.set_attn_implementation(name if self._dense else NAME)
 
     @contextmanager
     def of(self, packed: PackedRow) -> Iterator[Tensor]:

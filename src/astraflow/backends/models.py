@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,6 @@ def load_model(folder: Path, device: torch.device) -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    if not (folder / "config.json").exists():
-        raise ConfigError(f"model folder {folder} has no config.json")
     logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
@@ -61,6 +58,8 @@ def stored_dtypes(folder: Path) -> dict[str, torch.dtype]:
     """Dtype of each tensor as the folder stores it. Every exported version has version 0's names, dtypes, shapes."""
     from safetensors import safe_open
 
+    if not (folder / "config.json").exists():
+        raise ConfigError(f"model folder {folder} has no config.json")
     found: dict[str, torch.dtype] = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
@@ -86,7 +85,3 @@ def sliding_window(model: Any) -> int | None:
     config = model.config.get_text_config()
     window = getattr(config, "sliding_window", None)
     return int(window) if window and getattr(config, "use_sliding_window", True) else None
-
-
-def describe(model: Any) -> str:
-    return json.dumps({"architectures": model.config.architectures, "parameters": model.num_parameters()})

@@ -20,6 +20,7 @@ from astraflow.backends.attention import TreeAttention
 from astraflow.backends.head import HeadForward, Heads, head_backward, head_forward
 from astraflow.backends.masters import Masters, is_finite
 from astraflow.backends.models import as_bits, choose_device, choose_dtype, load_model, sliding_window, stored_dtypes
+from astraflow.backends.self_check import check_packing
 from astraflow.errors import ConfigError
 from astraflow.losses.base import LossInputs
 from astraflow.losses.choose import choose_loss
@@ -58,13 +59,20 @@ class TorchBackend:
         self._stored = stored_dtypes(model_dir)
         self._model = load_model(model_dir, self._device)
         self._window = sliding_window(self._model)
+        self._attention = TreeAttention(self._model)
+        check_packing(self._model, self._attention)
         self.dtype = choose_dtype(settings.dtype, parameters=self._model.num_parameters(), device=self._device)
         self._masters = Masters(self._model.named_parameters(), compute=self.dtype)
         self._embedding = self._model.get_input_embeddings().weight
         self._head = self._model.get_output_embeddings().weight
         names = {id(parameter): name for name, parameter in self._model.named_parameters()}
         self._embedding_name, self._head_name = names[id(self._embedding)], names[id(self._head)]
-        self._attention = TreeAttention(self._model)
+        every = self._model.named_parameters(remove_duplicate=False)
+        self._master_name = {name: names[id(parameter)] for name, parameter in every}
+        """Tied weights have several names and one master."""
+        missing = sorted(set(self._stored) - set(self._model.state_dict()))
+        if missing:
+            raise ConfigError(f"model folder {model_dir}: tensor {missing[0]} is not in the loaded model")
 
     @property
     def version(self) -> int:
@@ -110,7 +118,7 @@ class TorchBackend:
         loss, gradient, metrics = self._losses(forward, packed, batch)
         d_picked, d_weight = head_backward(forward, gradient, picked, self._head.detach(), heads)
         self._masters.collect(self._head_name, d_weight)
-        d_hidden = torch.zeros_like(hidden).index_copy_(0, self._to(packed.head), d_picked)
+        d_hidden = torch.zeros_like(hidden).index_add_(0, self._to(packed.head), d_picked)
         torch.autograd.backward(hidden, d_hidden)
         self._collect_embedding(packed, inputs)
         count = float(len(packed.targets))
@@ -182,14 +190,11 @@ class TorchBackend:
 
     def tensors(self) -> dict[str, Tensor]:
         """Names, dtypes and shapes of the model folder; a view where the model computes in that dtype."""
-        live = self._model.state_dict()
-        masters = self._masters.tensors
+        live, masters = self._model.state_dict(), self._masters.tensors
         found: dict[str, Tensor] = {}
         for name, dtype in self._stored.items():
-            if name not in live:
-                raise ConfigError(f"tensor {name} of the model folder is not in the loaded model")
             own = live[name]
-            source = own if own.dtype is dtype else masters.get(name, own)
+            source = own if own.dtype is dtype else masters.get(self._master_name.get(name, ""), own)
             found[name] = source.detach().to(dtype)
         return found
 
