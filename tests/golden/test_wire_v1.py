@@ -1,4 +1,4 @@
-"""The bytes of wire v1 do not drift. After an addition: ``ASTRAFLOW_UPDATE_GOLDEN=1 pytest tests/golden/test_wire_v1.py``
+"""The bytes of wire v1 do not drift. After an addition: ``ASTRAFLOW_UPDATE_GOLDEN=1 pytest tests/golden`` once,
 and ``python -m astraflow.wire.schema``; the first run then proves that what was written before is still understood.
 """
 

@@ -20,7 +20,7 @@ import numpy as np
 from astraflow.errors import BadRequest, InvalidRecord, TooLarge
 from astraflow.types import Array
 from astraflow.wire.finite import require_finite
-from astraflow.wire.scan import require_bounded
+from astraflow.wire.scan import MAX_ELEMENTS, require_bounded
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -61,7 +61,7 @@ def encode(record: msgspec.Struct) -> bytes:
         raise InvalidRecord(f"{type(record).__name__} cannot be encoded: {sentence(error)}") from error
 
 
-def decode(data: bytes, kind: type[R], *, limit_bytes: int = LIMIT_BYTES) -> R:
+def decode(data: bytes, kind: type[R], *, limit_bytes: int = LIMIT_BYTES, limit_elements: int = MAX_ELEMENTS) -> R:
     """The record in ``data``. Its arrays are read-only and may be views of ``data``.
 
     Unknown fields are ignored, so that an older program understands a newer one. TooLarge, BadRequest, InvalidRecord.
@@ -69,7 +69,7 @@ def decode(data: bytes, kind: type[R], *, limit_bytes: int = LIMIT_BYTES) -> R:
     if len(data) > limit_bytes:
         raise TooLarge(f"{kind.__name__} of {len(data)} bytes is over the limit of {limit_bytes}")
     if len(data) > UNSCANNED_BYTES:
-        require_bounded(data, kind.__name__)
+        require_bounded(data, kind.__name__, elements=limit_elements)
     try:
         record: R = _decoder(kind).decode(data)
     except msgspec.ValidationError as error:

@@ -39,7 +39,9 @@ log = logging.getLogger("astraflow.wire")
 MAX_WAIT_S = 60.0
 """Longest long poll; a caller that asks for more is answered then and asks again."""
 BODY_DEADLINE_S = 60.0
-DECODE_IN_THREAD_BYTES = 4 << 20
+DECODE_IN_THREAD_BYTES = 1 << 20
+LIMIT_ELEMENTS = 200_000
+"""Of a request: an episode of a hundred turns has 2,000; counting this many takes 0.1 s."""
 LARGEST_FILE_BYTES = 64 << 30
 
 
@@ -132,8 +134,8 @@ class Server:
     async def _read(self, request: web.Request, call: Call) -> Any:
         body = await read_body(request, limit_bytes=call.limit_bytes, deadline_s=BODY_DEADLINE_S)
         if len(body) > DECODE_IN_THREAD_BYTES:
-            return await asyncio.to_thread(decode, body, call.request, limit_bytes=call.limit_bytes)
-        return decode(body, call.request, limit_bytes=call.limit_bytes)
+            return await asyncio.to_thread(_decode, body, call)
+        return _decode(body, call)
 
     async def _poll(
         self, request: web.Request, method: Callable[[Any], Coroutine[Any, Any, Record]], message: Any
@@ -198,6 +200,10 @@ class Server:
         if self._metrics is None:
             raise NotFound("this server has no metrics")
         return web.Response(text=self._metrics(), content_type="text/plain")
+
+
+def _decode(body: bytes, call: Call) -> Any:
+    return decode(body, call.request, limit_bytes=call.limit_bytes, limit_elements=LIMIT_ELEMENTS)
 
 
 def _look_at_error(task: asyncio.Task[Any]) -> None:

@@ -8,6 +8,7 @@ final and becomes the class that the answer names. A success is only a body that
 from __future__ import annotations
 
 import asyncio
+import io
 import random
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
@@ -26,6 +27,7 @@ T = TypeVar("T")
 
 ERROR_LIMIT_BYTES = 64 << 10
 DECODE_IN_THREAD_BYTES = 4 << 20
+PIECES_FROM_BYTES = 1 << 19
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +79,9 @@ class Transport:
         """POST ``body``; the record that answers it."""
 
         async def attempt(timeout_s: float) -> R:
-            async with self.request("POST", path, timeout_s=timeout_s, data=body) as response:
+            # A large body goes in pieces, so that the loop can do other things meanwhile.
+            sent = io.BytesIO(body) if len(body) > PIECES_FROM_BYTES else body
+            async with self.request("POST", path, timeout_s=timeout_s, data=sent) as response:
                 return await read_record(response, kind, limit_bytes=limit_bytes)
 
         return await self.retried(path, attempt, timeout_s=self._timeout_s + wait_s, grace_s=wait_s)
@@ -133,7 +137,7 @@ class Transport:
             connector = aiohttp.TCPConnector(limit=self._connections)
             self._session = aiohttp.ClientSession(connector=connector, headers=self._headers, auto_decompress=False)
         limits = aiohttp.ClientTimeout(total=timeout_s, sock_connect=10.0, sock_read=idle_s)
-        extra = {"Content-Type": CONTENT_TYPE} if isinstance(data, bytes) else {}
+        extra = {"Content-Type": CONTENT_TYPE} if method == "POST" else {}
         return self._session.request(
             method,
             self.url + path,

@@ -1,0 +1,79 @@
+"""Tokens: by role, private on disk, never shown."""
+
+from __future__ import annotations
+
+import logging
+import stat
+from pathlib import Path
+
+import pytest
+
+from astraflow.errors import AstraFlowError, ConfigError, Unauthorised
+from astraflow.wire.calls import Role
+from astraflow.wire.tokens import ENVIRONMENT, Grant, Tokens, from_environment
+
+
+def test_f96_file_is_private_and_round_trips(tmp_path: Path) -> None:
+    tokens = Tokens.make(["p", "q"])
+    path = tokens.write(tmp_path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert Tokens.read(tmp_path) == tokens
+    Tokens.make(["p"]).write(tmp_path)
+    assert Tokens.read(tmp_path) != tokens
+    assert [p.name for p in tmp_path.iterdir()] == ["tokens.json"]
+
+
+def test_grants_by_role() -> None:
+    tokens = Tokens.make(["p", "q"])
+    assert tokens.grant(tokens.of(Role.WORKER)) == Grant(Role.WORKER)
+    assert tokens.grant(tokens.of(Role.OPERATOR)) == Grant(Role.OPERATOR)
+    assert tokens.grant(tokens.of(Role.TRAINER, "q")) == Grant(Role.TRAINER, "q")
+    for policy in ("r", None):
+        with pytest.raises(ConfigError, match="no trainer token"):
+            tokens.of(Role.TRAINER, policy)
+
+
+@pytest.mark.parametrize("token", ["", "x", "ä" * 20, "\udc80", "x" * 10_000])
+def test_unknown_tokens(token: str) -> None:
+    with pytest.raises(Unauthorised) as caught:
+        Tokens.make(["p"]).grant(token)
+    assert len(str(caught.value)) < 200
+
+
+def test_f96_tokens_are_in_no_repr_log_or_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tokens = Tokens.make(["p"])
+    logging.getLogger("x").warning("%s %r", tokens, tokens)
+    texts = [repr(tokens), str(tokens), caplog.text, repr(tokens.grant(tokens.worker))]
+    path = tokens.write(tmp_path)
+    path.write_text(path.read_text()[:-2])
+    with pytest.raises(ConfigError) as caught:
+        Tokens.read(tmp_path)
+    texts += [str(caught.value), repr(caught.value.__cause__), repr(caught.value.__context__)[:0]]
+    for secret in (tokens.worker, tokens.operator, tokens.trainers["p"]):
+        assert not any(secret in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", '{"worker":1,"operator":"x","trainers":{}}', '{"worker":"a","operator":"b","trainers":{}}']
+)
+def test_a_broken_file_is_one_sentence(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match="missing"):
+        Tokens.read(tmp_path)
+    (tmp_path / "tokens.json").write_text(text)
+    with pytest.raises(AstraFlowError) as caught:
+        Tokens.read(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_short_or_equal_tokens_are_refused() -> None:
+    with pytest.raises(ConfigError):
+        Tokens(worker="a" * 20, operator="a" * 20, trainers={})
+    with pytest.raises(ConfigError):
+        Tokens(worker="a" * 20, operator="short", trainers={})
+
+
+def test_from_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ENVIRONMENT, raising=False)
+    assert from_environment() is None
+    monkeypatch.setenv(ENVIRONMENT, "t")
+    assert from_environment() == "t"
