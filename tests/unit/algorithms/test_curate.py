@@ -164,6 +164,11 @@ def test_a_stage_that_runs_dry_passes_on():
         Stages([Stage(curate=shuffled(), groups=-1)])
 
 
+def test_every_stage_counts_its_own_groups():
+    parts = [Stage(curate=Shuffled(source(9, name), group_size=1), groups=2) for name in "abc"]
+    assert [key[0] for key in keys(Stages(parts), 9)] == ["a", "a", "b", "b", "c", "c"]
+
+
 def mixture(seed: int = 0) -> Mixture:
     parts = [Shuffled(source(8, "a"), group_size=1), Shuffled(source(8, "b"), group_size=1, epochs=1)]
     return Mixture(parts, weights=[3, 1], seed=seed)
@@ -174,6 +179,12 @@ def test_mixture_follows_its_weights_until_a_part_is_used_up():
     assert found.count("b") == 8
     assert 2 <= found[:20].count("b") <= 8
     assert [key[0] for key in keys(mixture(1), 40)] != found[:40]
+
+
+def test_what_a_used_up_part_leaves_is_shared_by_the_weights_of_the_others():
+    parts = [Shuffled(source(1, "a"), group_size=1, epochs=1), *(Shuffled(source(9, n), group_size=1) for n in "bc")]
+    found = [key[0] for key in keys(Mixture(parts, weights=[2, 1, 1]), 201)]
+    assert 75 <= found.count("b") <= 125
 
 
 @given(stop=st.integers(0, 40))

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from astraflow.algorithms.base import PolicyRoom, ReadyGroup
 from astraflow.algorithms.credit import GroupMean, Returns, Whitened
 from astraflow.algorithms.keep import DropTruncated, DropZeroVariance
 from astraflow.algorithms.pace import BoundedStaleness
@@ -277,8 +278,12 @@ def test_f64_groups_without_signal_free_their_room_and_are_never_a_short_batch()
     assert [verdict.reason for verdict in verdicts] == ["zero_variance"] * 8
     useful = [settled([scored(1), scored(0)], group=n, keep=(DropZeroVariance(),))["m0"] for n in range(3)]
     assert [verdict.reason for verdict in useful] == [None] * 3
-    assert EarliestDeadline().pick([], need=4, oldest_open=None) == []
-    assert BoundedStaleness(), "rooms without alive groups are open: tests of pace"
+    ready = [ReadyGroup(group=n, min_version=0, arrival=n) for n in range(3)]
+    assert EarliestDeadline().pick(ready, need=4, oldest_open=None) == []
+    room = PolicyRoom(
+        version=0, max_staleness=0, groups_per_batch=4, open_groups=0, kept_groups=3, batched_groups=0, steps_left=9
+    )
+    assert BoundedStaleness().may_admit({"m0": room})
 
 
 def test_nothing_selected_is_an_empty_cut():

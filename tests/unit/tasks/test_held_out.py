@@ -49,6 +49,11 @@ def test_the_order_of_rows_does_not_matter(order):
     assert set(keys(held_out(straight, count=5).held_out)) == set(keys(held_out(mixed, count=5).held_out))
 
 
+def test_who_is_held_out_is_decided_by_the_hash_and_its_salt():
+    chosen = {tuple(sorted(keys(held_out(rows(), count=5, salt=salt).held_out))) for salt in ("", "a", "b")}
+    assert len(chosen) == 3
+
+
 def test_an_unbounded_source_never_trains_a_held_out_key():
     train, held = held_out(GeneratedTasks("numbers", numbers), count=50)
     assert (train.size, held.size) == (None, 50)

@@ -53,6 +53,10 @@ def test_a_digest_changes_exactly_with_the_tasks():
     base = Task(key="k", payload={"a": 1, "b": [1, 2]}, features={"f": np.arange(3)})
     same = Task(key="k", payload={"b": [1, 2], "a": 1}, features={"f": np.arange(3)})
     assert task_digest(base) == task_digest(same)
+    one, two = np.zeros(1), np.ones(1)
+    assert task_digest(Task(key="k", features={"a": one, "b": two})) == task_digest(
+        Task(key="k", features={"b": two, "a": one})
+    )
     others = [
         Task(key="l", payload=base.payload, features=base.features),
         Task(key="k", payload={"a": 1, "b": [2, 1]}, features=base.features),
