@@ -32,12 +32,13 @@ class Work:
 
 
 class Commits:
-    """The only writer. ``after`` is called once what was written is on disk."""
+    """The only writer. ``after`` is called once what was written is on disk, ``undone`` when nothing of it was."""
 
-    def __init__(self, ledger: Ledger, clock: Clock, after: Callable[[], None]) -> None:
+    def __init__(self, ledger: Ledger, clock: Clock, *, after: Callable[[], None], undone: Callable[[], None]) -> None:
         self._ledger = ledger
         self._clock = clock
         self._after = after
+        self._undone = undone
         self._queue: list[Work] = []
         self._scheduled = False
         self._closed = False
@@ -132,3 +133,4 @@ class Commits:
                 work.future.set_exception(error)
         if isinstance(error, Exception):
             self._ledger.forget()
+            self._undone()

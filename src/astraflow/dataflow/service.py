@@ -48,7 +48,7 @@ class DataflowService:
     ) -> None:
         self.spec = spec
         self.ledger = ledger
-        self._commits = Commits(ledger, clock or SystemClock(), self._after)
+        self._commits = Commits(ledger, clock or SystemClock(), after=self._after, undone=self._undone)
         self._lock = lock
         self._watchdog = Watchdog(ledger, self._commits.now)
         self._marks: set[str] = set()
@@ -131,6 +131,11 @@ class DataflowService:
             event = self._waiting.pop(topic, None)
             if event is not None:
                 event.set()
+        self._marks.clear()
+
+    def _undone(self) -> None:
+        """A transaction failed as a whole: what is ready is settled after the next one."""
+        self._settling = False
         self._marks.clear()
 
     async def _poll(self, topic: str, wait_s: float, attempt: Callable[[float], R], enough: Callable[[R], bool]) -> R:
