@@ -98,6 +98,12 @@ def _evaluation(recipe: Recipe) -> Iterator[str]:
         yield f"Recipe.eval.count is {evaluation.count}, but eval.tasks {evaluation.tasks.name!r} has only {size}"
     if evaluation.tasks is recipe.tasks and recipe.steps > 0:
         yield "Recipe.eval.tasks is Recipe.tasks: held-out tasks would be trained; split them by tasks.held_out"
+    for name, policy in recipe.policies.items():
+        if policy.trainable and policy.engine.versions_held < 2 and recipe.steps > 0:
+            yield (
+                f"Recipe.eval and Recipe.policies[{name!r}].engine.versions_held 1: the engine would lose the version "
+                "that is evaluated with the first update; use versions_held=2, or leave eval out"
+            )
     greedy = evaluation.sampling is None or evaluation.sampling.temperature == 0
     if evaluation.episodes > 1 and greedy:
         yield (

@@ -43,7 +43,8 @@ class Policy:
     """Versions between the one that sampled a token and the one that its step starts from; 0 is on-policy."""
     groups_per_batch: int = 8
     trainer: TrainerSettings = field(default_factory=TrainerSettings)
-    engine: EngineSettings = field(default_factory=EngineSettings)
+    engine: EngineSettings = field(default_factory=lambda: EngineSettings(versions_held=2))
+    """Two versions: evaluation stays with the one that it began with while training moves on."""
 
     def __post_init__(self) -> None:
         _at_least("Policy.max_staleness", self.max_staleness, 0)

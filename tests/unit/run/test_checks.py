@@ -51,7 +51,7 @@ def test_a_sound_recipe_passes(recipe_with: Build) -> None:
             ("max_tokens", "max_context"),
         ),
         (
-            {"policies": {"main": Policy(model=TINY, engine=EngineSettings(max_context=65))}},
+            {"policies": {"main": Policy(model=TINY, engine=EngineSettings(max_context=65, versions_held=2))}},
             ("engine.max_context", "64 tokens"),
         ),
         ({"sampling": Sampling(temperature=0.0)}, ("sampling.temperature", "steps")),
