@@ -13,8 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-CHUNK_ELEMENTS = 1 << 23
-"""Logits computed at once in fp32: 32 MiB."""
+CHUNK_ELEMENTS = 1 << 18
+"""Logits turned into probabilities at once in fp32: 1 MiB, so that all passes but the first find them in the cache."""
+FLOOR = -1e30
+"""Instead of -inf: exp gives 0 all the same, and 0 * FLOOR is 0 in the entropy where 0 * -inf is NaN (F51)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,23 +50,25 @@ def entropy_of(logits: Tensor) -> Tensor:
 @torch.no_grad()
 def head_forward(hidden: Tensor, weight: Tensor, heads: Heads) -> HeadForward:
     """``hidden`` [M, H], ``weight`` [V, H]."""
-    count, vocabulary = len(hidden), len(weight)
-    probabilities = torch.empty(count, vocabulary, dtype=weight.dtype, device=weight.device)
-    entropy = torch.empty(count, device=weight.device)
-    logprobs = torch.empty(len(heads.targets), device=weight.device)
-    rows = max(1, CHUNK_ELEMENTS // vocabulary)
-    for start in range(0, count, rows):
-        stop = min(count, start + rows)
-        logits = (hidden[start:stop] @ weight.T).float()
-        logits *= heads.inverse_temperature[start:stop, None]
-        inside = (heads.target_head >= start) & (heads.target_head < stop)
-        picked = logits[heads.target_head[inside] - start, heads.targets[inside]]
-        total = logits.logsumexp(-1)
-        logprobs[inside] = picked - total[heads.target_head[inside] - start]
-        shares = (logits - total[:, None]).exp_()
-        entropy[start:stop] = total - (shares * logits.nan_to_num_(neginf=0.0)).sum(-1)
-        probabilities[start:stop] = shares
-    return HeadForward(logprobs=logprobs, entropy=entropy, probabilities=probabilities)
+    logits = hidden @ weight.T
+    entropy = torch.empty(len(hidden), device=weight.device)
+    total = torch.empty(len(hidden), device=weight.device)
+    picked = logits[heads.target_head, heads.targets].float() * heads.inverse_temperature[heads.target_head]
+    rows = max(1, CHUNK_ELEMENTS // len(weight))
+    for start in range(0, len(hidden), rows):
+        part = slice(start, start + rows)
+        scaled = logits[part].float()
+        scaled *= heads.inverse_temperature[part, None]
+        highest = scaled.amax(-1, keepdim=True)
+        scaled.sub_(highest).clamp_(min=FLOOR)
+        shares = scaled.exp()
+        sums = shares.sum(-1, keepdim=True)
+        shares /= sums
+        total[part] = (highest + sums.log())[:, 0]
+        entropy[part] = sums.log()[:, 0] - torch.linalg.vecdot(shares, scaled)
+        logits[part] = shares
+    logprobs = picked - total[heads.target_head]
+    return HeadForward(logprobs=logprobs, entropy=entropy, probabilities=logits)
 
 
 @torch.no_grad()
