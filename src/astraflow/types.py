@@ -228,6 +228,8 @@ class Episode(Record, frozen=True, kw_only=True):
     failure: FailureKind | None = None
     """Set exactly when the outcome is FAILED."""
     error: str | None = None
+    final: bool = False
+    """Failed, and another attempt could not end otherwise (a prompt longer than the context, F28): never retried."""
     trajectories: tuple[Trajectory, ...] = ()
     score: float | None = None
     """What evaluation averages: the workflow's episode reward, else the mean of the scored turns."""

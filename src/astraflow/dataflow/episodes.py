@@ -257,6 +257,7 @@ class Episodes:
         self._store.count(f"failed/{kind}")
         limit = self._spec.limits.max_attempts
         final = failures >= limit or (kind is FailureKind.WORKFLOW and user_failures >= USER_FAILURES)
+        final = final or (episode is not None and episode.final)
         self._store.event(
             now, "failed", group=group, idx=idx, attempt=attempt, failure=kind, error=error[:500], worker=worker,
             again=not final,

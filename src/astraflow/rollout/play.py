@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from astraflow.clock import Clock, SystemClock
 from astraflow.errors import BadRequest, EngineFailed, EnvFailed, EpisodeTruncated, GraderFailed
 from astraflow.observe.waits import Wait
-from astraflow.rollout.agents import EpisodeAgents, Hold, Seat, holds_newest_only
+from astraflow.rollout.agents import PROMPT_TOO_LONG, EpisodeAgents, Hold, Seat, holds_newest_only
 from astraflow.rollout.score import UnknownName, resolve
 from astraflow.rollout.workflow import Reward, Workflow
 from astraflow.types import Episode, FailureKind, Lease, Outcome, Purpose, Sampling
@@ -130,7 +130,15 @@ def _truncated(lease: Lease, agents: EpisodeAgents, wall_s: float) -> Episode:
 
 
 def failed(lease: Lease, kind: FailureKind, message: str, *, wall_s: float = 0.0) -> Episode:
-    return Episode(task_key=lease.task.key, outcome=Outcome.FAILED, failure=kind, error=message[:2000], wall_s=wall_s)
+    """An episode that could not be played; final where the prompt itself is too long, for it stays that (F28)."""
+    return Episode(
+        task_key=lease.task.key,
+        outcome=Outcome.FAILED,
+        failure=kind,
+        error=message[:2000],
+        final=message.startswith(PROMPT_TOO_LONG),
+        wall_s=wall_s,
+    )
 
 
 def greedy(sampling: Sampling) -> Sampling:

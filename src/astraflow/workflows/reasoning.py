@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from astraflow.types import Task
 def reasoning_tasks(family: str, *, size: int = 1_000_000, seed: int = 0, **config: Any) -> GeneratedTasks:
     """``config``: the family's own settings. Payload: family, config, seed, index, question.
 
+    Equal questions have equal keys, so that a split by key never trains on a held-out question.
     Raises ConfigError for an unknown family or setting.
     """
     wanted = msgspec.json.encode(config)
@@ -21,8 +23,9 @@ def reasoning_tasks(family: str, *, size: int = 1_000_000, seed: int = 0, **conf
 
     def make(index: int) -> Task:
         entry = data[index]
+        same = hashlib.blake2b(entry["question"].encode(), digest_size=8).hexdigest()
         return Task(
-            key=f"{family}/{seed}/{index}",
+            key=f"{family}/{same}",
             payload={
                 "family": family,
                 "config": config,
