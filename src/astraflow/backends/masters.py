@@ -81,15 +81,16 @@ class Masters:
             for name in names:
                 if name not in self._collected:
                     self.gradients[name].zero_()
+            device = self.tensors[names[0]].device
             adamw(
                 [self.tensors[n] for n in names],
                 [self.gradients[n] for n in names],
                 [self._moment1[n] for n in names],
                 [self._moment2[n] for n in names],
                 [],
-                [self._count.clone() - 1 for _ in names],  # each call advances them itself
+                [(self._count - 1).to(device) for _ in names],  # the call advances them itself
                 fused=True,
-                grad_scale=torch.tensor(scale) if scale != 1.0 else None,
+                grad_scale=torch.tensor(scale, device=device) if scale != 1.0 else None,
                 amsgrad=False,
                 beta1=settings.betas[0],
                 beta2=settings.betas[1],
