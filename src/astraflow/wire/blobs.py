@@ -26,4 +26,4 @@ class Blobs(Protocol):
         """Where the file lies, if it is here."""
 
     def incoming(self, sha256: str) -> Incoming:
-        """Begin to receive a file. Raises StorageFull."""
+        """Begin to receive a file; must be quick. Raises StorageFull."""

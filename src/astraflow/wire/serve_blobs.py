@@ -52,7 +52,8 @@ class BlobEndpoints:
             raise TooLarge(f"a weight file of {announced} bytes is over the limit of {self._limit_bytes}")
         if await asyncio.to_thread(self._blobs.path, sha256) is not None:
             return record_response(Done())
-        incoming = await asyncio.to_thread(self._blobs.incoming, sha256)
+        # Not in a thread: a caller who left meanwhile would leave a file that nobody aborts.
+        incoming = self._blobs.incoming(sha256)
         try:
             await self._receive(request, incoming)
             await asyncio.to_thread(incoming.commit)

@@ -70,7 +70,7 @@ class Transfer:
             have = await asyncio.to_thread(_size_of, into)
             if have > file.size_bytes:
                 await asyncio.to_thread(into.unlink)
-                have = 0
+                have = -1
             if have == file.size_bytes:
                 break
 
@@ -87,12 +87,12 @@ class Transfer:
 
     async def _receive(self, path: str, file: WeightFile, into: Path) -> None:
         have = await asyncio.to_thread(_size_of, into)
-        headers = {"Range": f"bytes={have}-"} if have else {}
+        headers = {"Range": f"bytes={have}-"} if have > 0 else {}
         async with self._transport.request("GET", path, timeout_s=None, idle_s=IDLE_S, headers=headers) as response:
             await require_success(response)
             whole = response.status == 200
             with await asyncio.to_thread(into.open, "wb" if whole else "ab") as out:
-                await self._write(response.content.iter_chunked(CHUNK_BYTES), out, file, 0 if whole else have)
+                await self._write(response.content.iter_chunked(CHUNK_BYTES), out, file, 0 if whole else max(have, 0))
 
     async def _write(self, chunks: AsyncIterator[bytes], out: BinaryIO, file: WeightFile, size: int) -> None:
         async for chunk in chunks:
@@ -131,10 +131,11 @@ async def _parts(source: Path) -> AsyncIterator[bytes]:
 
 
 def _size_of(path: Path) -> int:
+    """-1: there is none."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
-        return 0
+        return -1
 
 
 def _path(sha256: str) -> str:
