@@ -96,12 +96,14 @@ class LedgerMachine(RuleBasedStateMachine):
         assert self.rig.submit(lease, 0.5, worker=worker).duplicate
         assert self._dump() == before
 
-    def _submit(self, lease: Lease, worker: str, reward: float) -> None:
+    def _submit(self, lease: Lease, worker: str, reward: float, *, age: int = 0) -> None:
+        version = max(0, len(self.weights) - 1 - age)
+        episode = self.rig.episode(lease, reward, spans=[(version, self.weights[version])])
         row = self.rig.db.one(
             "SELECT state, attempt FROM episodes WHERE group_id = ? AND idx = ?", lease.group, lease.index
         )
         try:
-            reply = self.rig.submit(lease, reward, worker=worker)
+            reply = self.rig.submit(lease, episode=episode, worker=worker)
         except Fenced:
             assert lease.attempt < row[1]
         except Closed:
@@ -126,6 +128,8 @@ class LedgerMachine(RuleBasedStateMachine):
     def hand_back(self, worker: str) -> None:
         held = tuple(lease.id for lease in self.held[worker])
         self.rig.go(self.rig.flow.hand_back(m.HandBackRequest(worker=worker, held=held)))
+        nobody = self.rig.db.number("SELECT COUNT(*) FROM episodes WHERE state = 'leased' AND worker IS NULL")
+        assert nobody == 0, "a lease without a holder"
         self.held[worker] = []
 
     @rule(worker=st.sampled_from(WORKERS))
@@ -146,15 +150,16 @@ class LedgerMachine(RuleBasedStateMachine):
     def advance(self, seconds: float) -> None:
         self.rig.advance(seconds)
 
-    @rule(count=st.integers(1, 3), flat=st.booleans())
-    def run_groups_to_the_end(self, count: int, flat: bool) -> None:
-        self._play(count * SIZE, flat=flat)
+    @rule(count=st.integers(1, 3), flat=st.booleans(), age=st.integers(0, 3))
+    def run_groups_to_the_end(self, count: int, flat: bool, age: int) -> None:
+        self._play(count * SIZE, flat=flat, age=age)
 
-    def _play(self, episodes: int, *, flat: bool = False) -> int:
+    def _play(self, episodes: int, *, flat: bool = False, age: int = 0) -> int:
+        """By weights that are ``age`` versions old: a slow worker's."""
         reply = self.rig.lease(episodes, worker="a", incarnation=self._inc("a"))
         for lease in reply.leases:
             self.given.add(lease.id)
-            self._submit(lease, "a", 1.0 if flat else float(lease.index % 2))
+            self._submit(lease, "a", 1.0 if flat else float(lease.index % 2), age=age)
         return len(reply.leases)
 
     # ── the trainer ──
@@ -218,18 +223,23 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(back=st.integers(0, STEPS))
     def trainer_death(self, back: int) -> None:
         """It comes back with a checkpoint that is ``back`` steps older; its weights decide what was trained."""
-        self.lives += 1
         zombie, held = self.epoch, self.issued
-        version = max(0, len(self.trained) - back)
-        reply = self.rig.resume_at("p", version, self.weights[version], incarnation=f"t{self.lives}")
-        assert reply.undone == tuple(batch for batch, _, _ in self.trained[version:])
-        again = self.trained[version:]
-        self.trained, self.weights = self.trained[:version], self.weights[: version + 1]
-        self.epoch, self.issued = reply.trainer_epoch, None
+        again = self._resume(back)
         self._fenced(zombie, held)
         if again:
             batch = self.take()
-            assert batch is not None and batch.id == again[0][0], "what was undone must come first, in order"
+            assert batch is not None and batch.id == again[0], "what was undone must come first, in order"
+
+    def _resume(self, back: int) -> list[int]:
+        """Returns the batches that come again."""
+        self.lives += 1
+        version = max(0, len(self.trained) - back)
+        reply = self.rig.resume_at("p", version, self.weights[version], incarnation=f"t{self.lives}")
+        again = [batch for batch, _, _ in self.trained[version:]]
+        assert list(reply.undone) == again
+        self.trained, self.weights = self.trained[:version], self.weights[: version + 1]
+        self.epoch, self.issued = reply.trainer_epoch, None
+        return again
 
     def _fenced(self, zombie: int, held: Batch | None) -> None:
         calls: list[Callable[[], Any]] = [lambda: self.rig.batch(zombie)]
@@ -241,6 +251,26 @@ class LedgerMachine(RuleBasedStateMachine):
             except Fenced:
                 continue
             raise AssertionError("a trainer of the past was served")
+
+    @rule(age=st.integers(1, 3))
+    def steps_and_old_groups(self, age: int) -> None:
+        """Two steps, and then groups of old weights that want to be in the third."""
+        for _ in range(2):
+            self.fill_a_batch()
+            if self.issued is not None:
+                self.commit(lost_answer=False)
+        self._play(PER_BATCH * SIZE, age=age)
+        self.take()
+
+    @rule()
+    def steps_and_death(self) -> None:
+        """Two steps, a third batch under way, and back before all of them."""
+        for _ in range(2):
+            self.fill_a_batch()
+            if self.issued is not None:
+                self.commit(lost_answer=False)
+        self.fill_a_batch()
+        self.trainer_death(2)
 
     # ── dataflow ──
 
@@ -288,7 +318,7 @@ class LedgerMachine(RuleBasedStateMachine):
                     return True
                 self.commit(lost_answer=False)
             else:
-                self.trainer_death(1)
+                self._resume(1)
         except (StorageFull, BadRequest, UnknownLease, VersionConflict):
             return False
         return True
@@ -297,8 +327,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def _dump(self) -> list[list[tuple[Any, ...]]]:
         db = self.rig.service.ledger.store
-        heard = db.all("SELECT name, incarnation FROM components")
-        return [heard[:0], *(db.all(f"SELECT * FROM {table}") for table in TABLES)]
+        return [db.all(f"SELECT * FROM {table}") for table in TABLES]
 
     @invariant()
     def balanced(self) -> None:
@@ -321,7 +350,8 @@ class LedgerMachine(RuleBasedStateMachine):
     def _drain(self) -> None:
         """Nothing fails any more: the run must end, with everything in its place."""
         self.rig.advance(11.0)
-        for _ in range(200):
+        assert self.rig.states("episodes").get("leased", 0) == 0, "a lease outlived its term"
+        for _ in range(60):
             if len(self.trained) == STEPS:
                 break
             if self.take() is not None:

@@ -126,6 +126,16 @@ class Ledger:
         self.store.set("error", error)
         self.store.event(now, "failed_run", error_kind=kind, error=error)
 
+    def go_on(self, now: float) -> None:
+        """Operator: the cause of the failure is mended; a run that did not fail goes on anyway."""
+        if self.state != "failed":
+            return
+        self.store.set("state", "running")
+        self.store.run("DELETE FROM meta WHERE key IN ('error', 'error_kind')")
+        self.store.run("UPDATE policies SET no_signal = 0, barren = 0")
+        self.store.run("UPDATE batches SET failures = 0 WHERE state IN ('cut', 'issued')")
+        self.store.event(now, "goes_on")
+
     def finish_if_done(self, now: float) -> bool:
         """Every trainable policy has its steps and no evaluation is open."""
         if self.state != "running" or not self.policies.complete or self.evals.open:

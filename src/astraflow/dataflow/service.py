@@ -123,7 +123,7 @@ class DataflowService:
         self._mark(LEASE, *self.spec.trainable)
 
     def _after(self) -> None:
-        if not self._settling and self.ledger.groups.any_ready:
+        if not self._settling and self.ledger.groups.any_ready and self.ledger.state == "running":
             self._settling = True
             self._commits.post(self._settle)
         for topic in self._marks:

@@ -140,9 +140,11 @@ def _committed(ledger: Ledger, policy: str, version: int) -> Manifest:
 
 
 def operate(ledger: Ledger, now: float, request: m.OperatorRequest) -> None:
-    """``stop``, ``drain`` or ``rollback``. Raises BadRequest."""
+    """``stop``, ``resume`` (a run that failed), ``drain`` or ``rollback``. Raises BadRequest."""
     if request.action == "stop":
         ledger.stop(now, "RunFailed", request.error or "stopped by the operator")
+    elif request.action == "resume":
+        ledger.go_on(now)
     elif request.action == "drain" and request.worker is not None:
         if not ledger.components.drain(request.worker):
             raise BadRequest(f"no rollout service {request.worker!r} was ever here")
@@ -150,6 +152,6 @@ def operate(ledger: Ledger, now: float, request: m.OperatorRequest) -> None:
         roll_back(ledger, now, request.policy, request.version)
     else:
         raise BadRequest(
-            f"action {request.action[:40]!r} is not one of stop, drain (worker), rollback (policy, version), "
+            f"action {request.action[:40]!r} is not one of stop, resume, drain (worker), rollback (policy, version), "
             "or lacks what it needs"
         )
