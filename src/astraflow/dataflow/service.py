@@ -165,7 +165,7 @@ class DataflowService:
 
     def _tick(self, now: float) -> None:
         if sweep(self.ledger, now):
-            self._mark(LEASE)
+            self._mark_all()
         if self._watchdog.look(now):
             self._mark_all()
 

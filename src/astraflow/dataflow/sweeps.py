@@ -18,6 +18,8 @@ def sweep(ledger: Ledger, now: float) -> bool:
         why = f"over its time limit on {worker}" if over else f"lease expired on {worker}"
         ledger.episodes.fail(now, group, idx, kind, why, worker=worker)
         changed = True
+    if ledger.evals.close_ready(now):
+        ledger.finish_if_done(now)
     return changed
 
 
