@@ -1,0 +1,93 @@
+"""Rewards onto turns; what is no reward is a failure, never a zero."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from astraflow.errors import GraderFailed
+from astraflow.rollout.score import UnknownName, resolve
+from astraflow.rollout.workflow import Reward
+from astraflow.types import Trajectory, Turn
+
+ROLES = ("solver", "verifier", "judge")
+
+
+def turn(index: int) -> Turn:
+    return Turn(index=index, sample=0, start=1, stop=2)
+
+
+TALK = (
+    Trajectory(agent="solver", role="solver", policy="p", turns=(turn(0), turn(2))),
+    Trajectory(agent="verifier", role="verifier", policy="p", turns=(turn(1),)),
+)
+
+
+def rewards(reward: Any, talk: tuple[Trajectory, ...] = TALK) -> dict[int, float | None]:
+    scored = resolve(reward, talk, roles=ROLES)
+    return {turn.index: turn.reward for each in scored.trajectories for turn in each.turns}
+
+
+def test_a_role_s_value_goes_to_each_of_its_turns() -> None:
+    assert rewards(Reward(solver=1.0, verifier=0.0)) == {0: 1.0, 2: 1.0, 1: 0.0}
+
+
+def test_an_episode_s_value_goes_to_everyone_without_his_own() -> None:
+    assert rewards(Reward(0.5)) == {0: 0.5, 2: 0.5, 1: 0.5}
+    assert rewards(Reward(0.5, verifier=None)) == {0: 0.5, 2: 0.5, 1: None}
+
+
+def test_a_turn_s_value_replaces_its_role_s() -> None:
+    reward = Reward(solver=1.0, verifier=0.0, turns={2: -1.0, 1: None}, baseline_keys={0: "opening"})
+    assert rewards(reward) == {0: 1.0, 2: -1.0, 1: None}
+    keys = [t.baseline_key for each in resolve(reward, TALK, roles=ROLES).trajectories for t in each.turns]
+    assert keys == ["opening", "", ""]
+
+
+def test_f12_none_is_not_scored_and_not_zero() -> None:
+    assert rewards(Reward(solver=None, verifier=1.0)) == {0: None, 2: None, 1: 1.0}
+    assert resolve(Reward(solver=None, verifier=1.0), TALK, roles=ROLES).score == 1.0
+    assert resolve(Reward(solver=None, verifier=None), TALK, roles=ROLES).score is None
+
+
+def test_score_is_the_episode_s_value_else_the_mean_of_scored_turns() -> None:
+    assert resolve(Reward(solver=1.0, verifier=0.0), TALK, roles=ROLES).score == pytest.approx(2 / 3)
+    assert resolve(Reward(0.25, solver=1.0), TALK, roles=ROLES).score == 0.25
+    assert resolve(Reward(0.25), (), roles=ROLES).score == 0.25
+
+
+@pytest.mark.parametrize("value", [True, 1, 1.0, np.float32(1), np.int64(1), np.bool_(True)])
+def test_any_number_is_a_number(value: Any) -> None:
+    assert rewards(Reward(value)) == {0: 1.0, 2: 1.0, 1: 1.0}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), "1.0", b"1", [1.0], {}, np.array([1.0])])
+def test_what_is_no_finite_number_is_the_grader_s_failure(value: Any) -> None:
+    for reward in (Reward(value), Reward(solver=value, verifier=1.0), Reward(1.0, turns={0: value})):
+        with pytest.raises(GraderFailed, match="the reward of"):
+            resolve(reward, TALK, roles=ROLES)
+
+
+@pytest.mark.parametrize("returned", [None, 1.0, "1.0", {"solver": 1.0}])
+def test_what_is_no_reward_is_the_grader_s_failure(returned: Any) -> None:
+    with pytest.raises(GraderFailed, match="must return a Reward, found"):
+        resolve(returned, TALK, roles=ROLES)
+
+
+@pytest.mark.parametrize("reward", [Reward(), Reward(solver=1.0), Reward(turns={0: 1.0, 2: 1.0})])
+def test_a_role_that_spoke_and_got_nothing_is_the_grader_s_failure(reward: Reward) -> None:
+    with pytest.raises(GraderFailed, match=r"'(solver|verifier)' spoke and got no reward"):
+        resolve(reward, TALK, roles=ROLES)
+
+
+def test_a_role_that_did_not_speak_needs_nothing() -> None:
+    assert rewards(Reward(solver=1.0, verifier=1.0, judge=0.0)) == {0: 1.0, 2: 1.0, 1: 1.0}
+
+
+def test_unknown_names_are_the_workflow_s_mistake() -> None:
+    with pytest.raises(UnknownName, match=r"role 'slover'; the recipe's roles: judge, solver, verifier"):
+        resolve(Reward(1.0, slover=1.0), TALK, roles=ROLES)
+    with pytest.raises(UnknownName, match=r"turn 7; the episode has turns \[0, 1, 2\]"):
+        resolve(Reward(1.0, turns={7: 1.0}), TALK, roles=ROLES)
