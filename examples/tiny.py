@@ -11,6 +11,7 @@ from astraflow.algorithms.keep import DropZeroVariance
 from astraflow.algorithms.pace import BoundedStaleness
 from astraflow.algorithms.pipeline import Pipeline
 from astraflow.algorithms.select import EarliestDeadline
+from astraflow.rollout.settings import RolloutSettings
 from astraflow.rollout.workflow import Agents, Reward
 from astraflow.run.recipe import Eval, Policy, Recipe
 from astraflow.run.tiny_model import TinyModel
@@ -19,8 +20,8 @@ from astraflow.tasks.held_out import held_out
 from astraflow.trainer.settings import TrainerSettings
 from astraflow.types import Sampling, Task
 
-WARM_UP_STEPS = 200
-GROUPS = 32
+WARM_UP_STEPS = 300
+GROUPS = 16
 MODEL = TinyModel(hidden=128, layers=2, intermediate=384, context=64, characters="0123456789 ")
 
 
@@ -60,15 +61,16 @@ def stages(recipe: Recipe) -> Pipeline:
 
 def recipe() -> Recipe:
     split = held_out(GeneratedTasks("largest-of-three", question), count=200)
-    trainer = TrainerSettings(lr=5e-4, lr_supervised=2e-3, betas=(0.9, 0.95), dtype="float32")
+    trainer = TrainerSettings(lr=1.5e-3, lr_supervised=2e-3, betas=(0.9, 0.95), dtype="float32")
     return Recipe(
         name="tiny",
         policies={"main": Policy(model=MODEL, groups_per_batch=GROUPS, trainer=trainer)},
         workflow=largest,
         tasks=split.train,
         pipeline=stages,
-        eval=Eval(tasks=split.held_out, count=200, every=100),
+        eval=Eval(tasks=split.held_out, count=200, every=WARM_UP_STEPS),
         sampling=Sampling(max_tokens=4),
+        rollout=RolloutSettings(slots=64),
         group_size=8,
-        steps=WARM_UP_STEPS + 40,
+        steps=WARM_UP_STEPS + 80,
     )

@@ -38,7 +38,7 @@ def answer_pairs(db: RunDb, run: RunFolder, recipe: Recipe) -> list[Pair]:
         before, after = (db.episode(group, 0, run.payloads) for group in (first, last))
         if before is None or after is None or not before.trajectories or not after.trajectories:
             continue
-        tokenizer = _tokenizer(recipe, before.trajectories[0].policy)
+        tokenizer = tokenizer_of(recipe, before.trajectories[0].policy)
         if tokenizer is not None:
             pairs.append(
                 Pair(
@@ -50,7 +50,7 @@ def answer_pairs(db: RunDb, run: RunFolder, recipe: Recipe) -> list[Pair]:
     return pairs
 
 
-def _tokenizer(recipe: Recipe, policy: str) -> Tokenizer | None:
+def tokenizer_of(recipe: Recipe, policy: str) -> Tokenizer | None:
     folder = existing_folder(recipe.policies[policy]) or recipe.policies[policy].folder()
     path = folder / "tokenizer.json"
     return Tokenizer.from_file(str(path)) if path.exists() else None

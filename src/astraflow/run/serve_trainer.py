@@ -9,6 +9,7 @@ from pathlib import Path
 
 from astraflow.backends.torch_single import TorchBackend
 from astraflow.errors import ConfigError
+from astraflow.run.choose_policy import choose_policy
 from astraflow.run.config import Resolved
 from astraflow.run.layout import RunFolder
 from astraflow.run.logs import configure_logging
@@ -28,7 +29,9 @@ async def serve_trainer(
 ) -> int:
     """Until the run is finished, or SIGTERM: whatever is not committed comes again."""
     configure_logging()
-    chosen = choose_policy(resolved, policy)
+    chosen = choose_policy(resolved.recipe, policy)
+    if chosen not in resolved.recipe.trainable:
+        raise ConfigError(f"policy {chosen!r} has trainable=False: there is nothing to do for a trainer")
     folder = RunFolder(run_dir).checkpoints if run_dir is not None else Path("checkpoints")
     async with HttpDataflow(url, from_environment(), ca=ca) as client:
         store: WeightStore = HttpStore(client.weights) if run_dir is None else DirStore(RunFolder(run_dir).weights)
@@ -43,15 +46,6 @@ async def serve_trainer(
         except asyncio.CancelledError:
             log.info("stopped policy=%s", chosen)
     return 0
-
-
-def choose_policy(resolved: Resolved, policy: str | None) -> str:
-    trainable = resolved.recipe.trainable
-    if policy is None and len(trainable) == 1:
-        return trainable[0]
-    if policy not in trainable:
-        raise ConfigError(f"--policy must be one of {', '.join(trainable)}, found {policy}")
-    return policy
 
 
 def build_trainer(

@@ -1,0 +1,64 @@
+"""Weights out of a run's store into a model folder."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from astraflow.errors import ConfigError, NotFound
+from astraflow.run.layout import RunFolder
+from astraflow.run.recipe import Recipe
+from astraflow.run.run_db import open_run_db
+from astraflow.types import Manifest
+from astraflow.weights.digest import digest_files
+from astraflow.weights.store import DirStore
+
+INDEX = "model.safetensors.index.json"
+
+
+def export_version(run: RunFolder, recipe: Recipe, *, policy: str, version: int | None, target: Path) -> Manifest:
+    """``target`` is complete or absent. Raises ConfigError, NotFound (never published, or deleted since)."""
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigError(f"{target} exists and is not empty; name another folder")
+    with open_run_db(run.database) as db:
+        manifest = db.manifest(policy, version)
+    store = DirStore(run.weights)
+    stored = [path for file in manifest.files if (path := store.path(file.sha256)) is not None]
+    if len(stored) < len(manifest.files):
+        raise NotFound(
+            f"version {manifest.version} of {policy} is no longer in {run.weights}: "
+            "a run keeps version 0 and the newest ones"
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        partial.chmod(0o755)
+        model = recipe.policies[policy].folder()
+        _copy_all_but_weights(model, partial)
+        names = [_file_name(file.name, n, len(stored)) for n, file in enumerate(manifest.files)]
+        paths = [partial / name for name in names]
+        for source, path in zip(stored, paths, strict=True):
+            shutil.copyfile(source, path)
+        if digest_files(paths) != manifest.digest:
+            raise ConfigError(f"the files of version {manifest.version} in {run.weights} do not have its digest")
+        if len(paths) > 1 and (model / INDEX).exists():
+            shutil.copy2(model / INDEX, partial / INDEX)
+        partial.replace(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return manifest
+
+
+def _copy_all_but_weights(model: Path, target: Path) -> None:
+    """Config, tokenizer, chat template, licence and whatever else lies there."""
+    for path in model.iterdir():
+        if path.is_file() and path.suffix not in (".safetensors", ".bin", ".gguf") and path.name != INDEX:
+            shutil.copy2(path, target / path.name)
+
+
+def _file_name(stored: str, index: int, count: int) -> str:
+    """As ``from_pretrained`` looks for it."""
+    if count == 1:
+        return "model.safetensors"
+    return stored if stored.endswith(".safetensors") else f"model-{index + 1:05d}-of-{count:05d}.safetensors"
