@@ -183,7 +183,8 @@ class Decoder:
         """Copy the longest prefix that another slot has computed; wait for one that is being computed, if longer."""
         leader = sequence.waits_for
         if leader is not None and leader in self.running and leader.held is sequence.held:
-            if leader.cached < sequence.waits_until:
+            ready = leader.cached >= sequence.waits_until
+            if not ready:
                 return
         found = self._prefixes.leader(sequence, self.running)
         if found is not None and found[1] >= self._prefixes.reach(sequence) + _WORTH_WAITING:

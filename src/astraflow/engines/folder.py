@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from astraflow.engines.generic import GenericModel
-from astraflow.engines.lean import LeanModel, shape_of
+from astraflow.engines.lean import LeanModel
+from astraflow.engines.lean_weights import shape_of
 from astraflow.engines.rows import Model
 from astraflow.engines.settings import EngineSettings
 from astraflow.errors import ConfigError

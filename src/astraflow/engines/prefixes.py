@@ -40,7 +40,7 @@ class Prefixes:
     # ── what happens to a slot ──
 
     def open(self, sequence: Sequence) -> None:
-        """The sequence takes its slot: what there is of its prompt stays, the rest is saved for others, or forgotten."""
+        """The sequence takes its slot: what it holds of the prompt stays, the rest is saved or forgotten."""
         slot = sequence.slot
         prompt = sequence.request.tokens
         if not self._model.shares_prefixes:

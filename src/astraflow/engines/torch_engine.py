@@ -101,8 +101,8 @@ class TorchEngine:
             while not await self._swap(decoder, held):
                 if loop.time() >= deadline:
                     raise TimedOut(
-                        f"engine {self._policy}: v{manifest.version} found no room within {self._settings.pin_wait_s:g} s: "
-                        f"requests name {[held.version for held in self._held]}"
+                        f"engine {self._policy}: v{manifest.version} found no room within "
+                        f"{self._settings.pin_wait_s:g} s: requests name {[held.version for held in self._held]}"
                     )
                 await asyncio.sleep(0.05)
 
