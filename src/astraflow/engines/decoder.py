@@ -51,27 +51,34 @@ class Decoder:
 
     def swap(self, new: Held) -> bool:
         """Take the new set between two steps. False: every set that could go is named by a running request."""
-        self.held = [held for held in self.held if held.version != new.version or held.pins]
+        if any((held.version, held.digest) == (new.version, new.digest) for held in self.held[-1:]):
+            self.held[-1].serial = max(self.held[-1].serial, new.serial)
+            return True
+        if self._settings.versions_held == 1 and self.held and self.held[-1].serial > new.serial:
+            return True
+        for held in [held for held in self.held if held.version == new.version and not held.pins]:
+            self._drop(held)
         while len(self.held) >= self._settings.versions_held:
-            if self._settings.versions_held == 1 and self.held[-1].serial > new.serial:
-                return True
             free = [held for held in self.held if not held.pins]
             if not free:
                 return False
             now = self._now()
             self._drop(min(free, key=lambda held: (self._lingers(held, now), held.serial)))
         self.held = sorted([*self.held, new], key=lambda held: held.serial)
-        newest = self.held[-1]
         for sequence in self.running:
-            if sequence.request.version is None and sequence.held is not newest:
-                sequence.held = newest
-                sequence.waits_for = None
-                self._prefixes.spoil(sequence.slot)
-                if self._settings.kv_on_update == "recompute":
-                    sequence.cached = 0
-                    self._model.forget(sequence.slot)
-                    self._prefixes.claim(sequence.slot, newest)
+            if sequence.request.version is None and sequence.held is not self.held[-1]:
+                self._move(sequence, self.held[-1])
         return True
+
+    def _move(self, sequence: Sequence, newest: Held) -> None:
+        """A running sequence goes on under other weights. One that has sampled nothing starts its prompt again."""
+        sequence.held = newest
+        sequence.waits_for = None
+        self._prefixes.spoil(sequence.slot)
+        if self._settings.kv_on_update == "recompute" or not sequence.logprobs:
+            sequence.cached = 0
+            self._model.forget(sequence.slot)
+            self._prefixes.claim(sequence.slot, newest)
 
     def _lingers(self, held: Held, now: float) -> float:
         return held.named_at if held.named_at and now - held.named_at < _PIN_LINGERS_S else 0.0
@@ -201,6 +208,7 @@ class Decoder:
             return
         reason = sequence.take(token, logprob, self._text_of)
         if reason is not None:
+            self._prefixes.settle(sequence, reason)
             self._release(sequence)
             sequence.done(sequence.reply(reason))
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from astraflow.engines.rows import Model
 from astraflow.engines.sequence import Held, Sequence
-from astraflow.types import Array
+from astraflow.types import Array, StopReason
 
 _WORTH_SAVING = 16
 """Shorter remains of a sequence are cheaper to compute than to keep."""
@@ -34,6 +34,8 @@ class Prefixes:
         self._tokens = np.full((slots, 64), -1, np.int32)
         """Per slot the tokens that it holds; -1 beyond them, which equals no token."""
         self._owner: list[Held | None] = [None] * slots
+        self._goes_on = [False] * slots
+        """Whether a later prompt is likely to begin with all that the slot holds."""
         self._saved: OrderedDict[int, _Saved] = OrderedDict()
         self._next_key = 0
 
@@ -49,6 +51,7 @@ class Prefixes:
         same = self._owner[slot] is sequence.held
         keep = min(_common(self._tokens[slot], prompt), len(prompt) - 1) if same else 0
         self._save(slot, beyond=keep)
+        self._goes_on[slot] = False
         if not keep:
             self._model.forget(slot)
         self._owner[slot] = sequence.held
@@ -76,6 +79,10 @@ class Prefixes:
         """Its sequence goes on under other weights: the past is of no single version."""
         self._owner[slot] = None
         self._tokens[slot] = -1
+
+    def settle(self, sequence: Sequence, reason: StopReason) -> None:
+        """The sequence has ended. A conversation goes on only after a reply that ended by itself."""
+        self._goes_on[sequence.slot] = reason is StopReason.STOP
 
     def claim(self, slot: int, held: Held) -> None:
         """From here on the slot is filled by this weight set alone."""
@@ -161,7 +168,7 @@ class Prefixes:
     def _save(self, slot: int, *, beyond: int) -> None:
         """Keep a copy of what the slot holds, within the budget, the least recently used going first."""
         held, length = self._owner[slot], self._length(slot)
-        if held is None or length > self._budget or length < beyond + _WORTH_SAVING:
+        if held is None or not self._goes_on[slot] or length > self._budget or length < beyond + _WORTH_SAVING:
             return
         others = self._common(self._tokens[slot, :length])
         others[slot] = 0

@@ -93,12 +93,12 @@ class TorchEngine:
                 self._post(lambda: decoder.cancel(sequence))
 
     async def load(self, manifest: Manifest, files: list[Path]) -> None:
-        folder, decoder = self._open(), self._running()
+        folder = self._open()
         async with self._loading:
             held = await asyncio.to_thread(_prepare, folder, manifest, files)
             loop = asyncio.get_running_loop()
             deadline = loop.time() + self._settings.pin_wait_s
-            while not await self._swap(decoder, held):
+            while not await self._swap(self._running(), held):
                 if loop.time() >= deadline:
                     raise TimedOut(
                         f"engine {self._policy}: v{manifest.version} found no room within "
