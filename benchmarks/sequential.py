@@ -32,7 +32,6 @@ from astraflow.run.recipe import Recipe
 from astraflow.types import Batch, Episode, Lease, Manifest, Purpose, Task
 from astraflow.weights.manifest import manifest_of_folder
 
-
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
