@@ -2,6 +2,7 @@
 
 import random
 
+from astraflow.rollout.settings import RolloutSettings
 from astraflow.rollout.workflow import Agents, Reward
 from astraflow.run.recipe import Eval, Policy, Recipe
 from astraflow.tasks.generated import GeneratedTasks
@@ -15,10 +16,16 @@ def numbers(index: int) -> Task:
     return Task(key=" ".join(map(str, chosen)), payload={"numbers": chosen})
 
 
+SHOWN = [
+    {"role": "user", "content": "What is 2 + 3? Answer with only the number."},
+    {"role": "assistant", "content": "5"},
+]
+
+
 async def largest(task: Task, agents: Agents) -> Reward:
     a, b, c = task.payload["numbers"]
-    question = f"What is the largest of {a}, {b} and {c}? Answer with only the number."
-    reply = await agents["main"].chat([{"role": "user", "content": question}])
+    question = f"What is the largest of {a}, {b}, {c}? Answer with only the number."
+    reply = await agents["main"].chat([*SHOWN, {"role": "user", "content": question}])
     return Reward(float(reply.text.strip() == str(max(a, b, c))))
 
 
@@ -27,4 +34,4 @@ def recipe() -> Recipe:
     main = Policy(model="smollm2", groups_per_batch=8, trainer=TrainerSettings(lr=2e-5))
     test = Eval(tasks=split.held_out, count=200, every=20)
     return Recipe(name="quickstart", policies={"main": main}, workflow=largest, tasks=split.train, eval=test,
-                  sampling=Sampling(max_tokens=8), group_size=8, steps=60)  # fmt: skip
+                  sampling=Sampling(max_tokens=8), rollout=RolloutSettings(slots=64), group_size=8, steps=60)  # fmt: skip
