@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 
 import numpy as np
+import torch
 
 from astraflow.engines.draws import uniform
 from astraflow.engines.prefixes import Prefixes
@@ -139,6 +140,7 @@ class Decoder:
 
     # ── the step ──
 
+    @torch.inference_mode()
     def step(self) -> None:
         self._admit()
         for held in list(self.held):

@@ -66,10 +66,7 @@ def _model(config: Any, settings: EngineSettings, *, dtype: torch.dtype, device:
     shape = shape_of(config)
     if shape is not None:
         return LeanModel(shape, inverse_frequencies(config), slots=settings.slots, dtype=dtype, device=device)
-    from transformers import AutoModelForCausalLM
-
-    module = AutoModelForCausalLM.from_config(config, dtype=dtype).to(device)
-    return GenericModel(module, config, dtype=dtype, device=device)
+    return GenericModel(config, dtype=dtype, device=device)
 
 
 def inverse_frequencies(config: Any) -> torch.Tensor:

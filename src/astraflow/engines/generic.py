@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.func import functional_call
 
 from astraflow.engines.rows import Rows
 from astraflow.errors import WeightsRefused
 
 
 class GenericModel:
-    """Implements ``rows.Model`` on the model's own forward pass and cache."""
+    """Implements ``rows.Model`` on the model's own forward pass and cache. A weight set is a module of its own, made
+    by transformers, which knows how a checkpoint's names map to the module's."""
 
-    def __init__(self, model: torch.nn.Module, config: Any, *, dtype: torch.dtype, device: torch.device) -> None:
-        self._module = model.eval()
+    def __init__(self, config: Any, *, dtype: torch.dtype, device: torch.device) -> None:
+        from transformers import AutoModelForCausalLM
+
+        with torch.device("meta"):
+            empty: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        self._class = type(empty)
+        self._ties: dict[str, str] = dict(getattr(empty, "all_tied_weights_keys", None) or {})
+        accepted = inspect.signature(empty.forward).parameters
+        self._cache_argument = "cache" if "cache" in accepted else "past_key_values"
         self._config = config
         self._dtype = dtype
         self._device = device
         self._past: dict[int, Any] = {}
-        self._expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
-        self._aliases: dict[str, str] = dict(getattr(model, "all_tied_weights_keys", None) or {})
-        self._buffers = {
-            name: value.to(device, copy=True) for name, value in model.named_buffers() if name not in self._expected
-        }
 
     @property
     def vocabulary(self) -> int:
@@ -33,9 +36,8 @@ class GenericModel:
 
     @property
     def context(self) -> int:
-        return int(
-            getattr(self._config, "max_position_embeddings", 0) or getattr(self._config, "n_positions", 0) or 2048
-        )
+        """2048 where the config names no limit (models with a state instead of a past)."""
+        return int(getattr(self._config, "max_position_embeddings", None) or 2048)
 
     @property
     def shares_prefixes(self) -> bool:
@@ -53,48 +55,32 @@ class GenericModel:
     def forget(self, slot: int) -> None:
         self._past.pop(slot, None)
 
-    def prepare(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        given = dict(tensors)
-        for alias, source in self._aliases.items():
-            if alias in given and source in given and not torch.equal(given[alias], given[source]):
-                raise WeightsRefused(f"{alias} differs from {source}, which this model ties")
-            known = given.get(source, given.get(alias))
-            if known is not None:
-                given[alias] = given[source] = known
-        missing = sorted(set(self._expected) - set(given))
-        unknown = sorted(set(given) - set(self._expected))
-        reshaped = [name for name, size in self._expected.items() if name in given and tuple(given[name].shape) != size]
-        if missing or unknown or reshaped:
-            raise WeightsRefused(
-                f"checkpoint does not fit the model: missing {missing[:5]}, unknown {unknown[:5]}, "
-                f"other shape {reshaped[:5]}"
+    def prepare(self, tensors: Mapping[str, torch.Tensor]) -> Any:
+        for name, other in self._ties.items():
+            if name in tensors and other in tensors and not torch.equal(tensors[name], tensors[other]):
+                raise WeightsRefused(f"{name} differs from {other}, which this model ties")
+        try:
+            module, report = self._class.from_pretrained(
+                None, config=self._config, state_dict=dict(tensors), dtype=self._dtype, output_loading_info=True
             )
-        moved = {name: value.to(device=self._device, dtype=self._dtype, copy=True) for name, value in given.items()}
-        for alias, source in self._aliases.items():
-            moved[alias] = moved[source]
-        return moved | self._buffers
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise WeightsRefused(f"checkpoint does not fit {self._class.__name__}: {error}") from error
+        wrong = {kind: sorted(map(str, names))[:5] for kind, names in report.items() if names}
+        if wrong:
+            raise WeightsRefused(f"checkpoint does not fit {self._class.__name__}: {wrong}")
+        return module.to(self._device).eval()
 
-    @torch.inference_mode()
-    def forward(self, weights: dict[str, torch.Tensor], rows: Rows) -> torch.Tensor:
+    def forward(self, weights: Any, rows: Rows) -> torch.Tensor:
         at = 0
         logits = []
         for segment, wanted in zip(rows.segments, rows.wanted, strict=True):
             tokens = torch.from_numpy(rows.tokens[at : at + segment.count]).to(self._device)[None]
             at += segment.count
-            out = functional_call(
-                self._module,
-                weights,
-                args=(),
-                kwargs={
-                    "input_ids": tokens,
-                    "past_key_values": self._past.get(segment.slot),
-                    "use_cache": True,
-                    "logits_to_keep": 1,
-                },
-            )
+            past = {self._cache_argument: self._past.get(segment.slot)}
+            out = weights(input_ids=tokens, use_cache=True, logits_to_keep=1, **past)
             self._past[segment.slot] = out.past_key_values
             if wanted:
                 logits.append(out.logits[0, -1])
         if not logits:
-            return torch.empty((0, self.vocabulary))
+            return torch.empty((0, self.vocabulary), device=self._device)
         return torch.stack(logits)

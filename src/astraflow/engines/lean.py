@@ -65,7 +65,6 @@ class LeanModel:
 
     def forget(self, slot: int) -> None: ...
 
-    @torch.inference_mode()
     def forward(self, weights: LeanWeights, rows: Rows) -> torch.Tensor:
         shape, past = self._shape, self._past
         past.grow(max(segment.start + segment.count for segment in rows.segments))

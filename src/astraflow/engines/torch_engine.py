@@ -174,7 +174,6 @@ class TorchEngine:
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle)
 
-    @torch.inference_mode()
     def _decode(self) -> None:
         decoder = self._decoder
         assert decoder is not None

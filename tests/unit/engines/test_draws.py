@@ -8,7 +8,12 @@ from astraflow.engines.draws import uniform, uniforms
 
 
 def test_draws_do_not_drift() -> None:
-    assert [round(uniform(0, n), 6) for n in range(3)] == [round(value, 6) for value in uniforms([0] * 3, [0, 1, 2])]
+    assert [uniform(0, 0), uniform(0, 1), uniform(12345, 7)] == [
+        0.7012121095215252,
+        0.3871241409757855,
+        0.9722799137624002,
+    ]
+    assert uniforms([0, 12345], [1, 7]).tolist() == [uniform(0, 1), uniform(12345, 7)]
     assert uniform(1, 0) != uniform(0, 1)
     assert uniform(-1, 0) == uniform(2**64 - 1, 0)
 
