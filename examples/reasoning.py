@@ -37,8 +37,8 @@ def recipe() -> Recipe:
         workflow=SingleTurn(ReasoningGrade(extract=first_line_number, threshold=1.0), ask=question),
         tasks=split.train,
         eval=Eval(tasks=split.held_out, count=100, every=20),
-        sampling=Sampling(max_tokens=16),
+        sampling=Sampling(max_tokens=12),
         rollout=RolloutSettings(slots=64),
         group_size=8,
-        steps=80,
+        steps=50,
     )
