@@ -31,7 +31,7 @@ async def largest(task: Task, agents: Agents) -> Reward:
 
 def recipe() -> Recipe:
     split = held_out(GeneratedTasks("largest-of-three", numbers), count=200)
-    main = Policy(model="smollm2", groups_per_batch=8, trainer=TrainerSettings(lr=2e-5))
-    test = Eval(tasks=split.held_out, count=200, every=20)
+    main = Policy(model="smollm2", groups_per_batch=8, trainer=TrainerSettings(lr=3e-5, threads=2, checkpoint_every=20))
+    test = Eval(tasks=split.held_out, count=200)
     return Recipe(name="quickstart", policies={"main": main}, workflow=largest, tasks=split.train, eval=test,
                   sampling=Sampling(max_tokens=8), rollout=RolloutSettings(slots=64), group_size=8, steps=60)  # fmt: skip
