@@ -8,11 +8,12 @@ import sys
 import time
 from dataclasses import dataclass
 
-from astraflow.errors import RunFailed
+from astraflow.errors import AstraFlowError, RunFailed
 from astraflow.observe.progress import Progress
 from astraflow.run.config import Resolved
 from astraflow.run.estimate import estimate_line
 from astraflow.run.finish import ending_lines, finish_run
+from astraflow.run.first_cause import first_cause_only
 from astraflow.run.layout import RunFolder
 from astraflow.run.plan import plan_lines, plan_of
 from astraflow.run.supervisor import Listen, Supervisor
@@ -39,7 +40,7 @@ def launch(run: RunFolder, resolved: Resolved, *, listen: Listen, options: Launc
     except KeyboardInterrupt:
         progress.say(f"stopped; 'astraflow resume {run.path}' goes on")
         return 130
-    except RunFailed:
+    except AstraFlowError:
         progress.say(f"logs are in {run.logs}; 'astraflow resume {run.path}' goes on from the newest checkpoint")
         raise
     ending = finish_run(run, resolved, wall_s=time.monotonic() - began)
@@ -57,9 +58,11 @@ def _play(run: RunFolder, resolved: Resolved, listen: Listen, options: LaunchOpt
     if options.in_process:
         from astraflow.run.in_process import run_in_process
 
-        asyncio.run(run_in_process(run, resolved, watch=watch.show, tensorboard=options.tensorboard))
+        with first_cause_only():
+            asyncio.run(run_in_process(run, resolved, watch=watch.show, tensorboard=options.tensorboard))
         return
     supervisor = Supervisor(
         run, resolved, listen=listen, watch=watch.show, say=progress.say, tensorboard=options.tensorboard
     )
-    asyncio.run(supervisor.run())
+    with first_cause_only():
+        asyncio.run(supervisor.run())

@@ -94,6 +94,8 @@ def _convert(node: Any, name: str, value: Any, setting: str) -> Any:
     kind = type(_get(node, name)) if isinstance(node, dict) else typing.get_type_hints(type(node))[name]
     if callable(_get(node, name)) and not isinstance(value, str):
         raise ConfigError(f"--set {setting}: {name} is an object that only the recipe can change")
+    if value is None and type(None) in typing.get_args(kind):
+        return None
     plain = _plain_type(kind)
     if plain is None:
         raise ConfigError(f"--set {setting}: {name} is an object that only the recipe can change")

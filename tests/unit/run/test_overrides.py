@@ -110,6 +110,12 @@ def test_f97_changing_any_setting_changes_the_config_or_is_refused(recipe_with: 
     assert tried > 30
 
 
+def test_what_may_be_absent_can_be_taken_away(recipe_with: Build) -> None:
+    assert apply_overrides(recipe_with(), ["eval=null"]).eval is None
+    with pytest.raises(ConfigError, match="only the recipe can change"):
+        apply_overrides(recipe_with(), ["tasks=null"])
+
+
 def test_the_original_is_untouched(recipe_with: Build) -> None:
     recipe = recipe_with()
     apply_overrides(recipe, ["steps=3", "policies.main.trainer.lr=0.5"])

@@ -28,6 +28,7 @@ class Args:
 
 def main(args: Args) -> int:
     from astraflow.run.child import hold_lifeline
+    from astraflow.run.first_cause import first_cause_only
     from astraflow.run.prepare import open_run
     from astraflow.run.serve_dataflow import serve_dataflow
     from astraflow.run.tls import server_context
@@ -35,6 +36,7 @@ def main(args: Args) -> int:
     hold_lifeline()
     run, resolved = open_run(args.recipe, args.run_dir, args.set, args.seed)
     context = server_context(args.tls_cert, args.tls_key)
-    return asyncio.run(
-        serve_dataflow(run, resolved, host=args.host, port=args.port, ssl=context, tensorboard=args.tensorboard)
-    )
+    with first_cause_only():
+        return asyncio.run(
+            serve_dataflow(run, resolved, host=args.host, port=args.port, ssl=context, tensorboard=args.tensorboard)
+        )

@@ -30,6 +30,7 @@ def main(args: Args) -> int:
     from astraflow.errors import ConfigError
     from astraflow.run.choose_policy import choose_policy
     from astraflow.run.config import resolve
+    from astraflow.run.first_cause import first_cause_only
     from astraflow.run.in_process import run_in_process
     from astraflow.run.model_cache import require_model_folder
     from astraflow.run.prepare import create_run
@@ -42,7 +43,8 @@ def main(args: Args) -> int:
         raise ConfigError(f"{args.recipe} has no eval: there is nothing to score the model on")
     with tempfile.TemporaryDirectory(prefix="astraflow-eval-") as scratch:
         run = create_run(resolved, Path(scratch) / "run")
-        status = asyncio.run(run_in_process(run, resolved, watch=lambda _: None))
+        with first_cause_only():
+            status = asyncio.run(run_in_process(run, resolved, watch=lambda _: None))
     point = status.evals[-1]
     found = {
         "model": str(folder),
