@@ -17,7 +17,7 @@ ALLOWED: frozenset[Edge] = frozenset(
     for table, pairs in {
         "episodes": "-pending pending-leased leased-pending leased-done leased-given_up pending-done",
         "groups": "-open open-ready ready-closed open-closed",
-        "group_policy": "-open open-ready open-stale ready-kept ready-dropped kept-batched kept-dropped "
+        "group_policy": "-open open-ready open-stale ready-kept ready-dropped ready-stale kept-batched kept-dropped "
         "kept-stale batched-trained batched-dropped trained-batched trained-dropped",
         "samples": "-held held-trained held-masked held-dropped held-stale trained-held masked-held trained-dropped "
         "masked-dropped",
