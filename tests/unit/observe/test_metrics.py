@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 
@@ -30,7 +31,7 @@ def test_f106_equal_for_every_split() -> None:
     for _ in range(50):
         cuts = sorted(draw.sample(range(102), draw.randrange(1, 9)))
         edges = [0, *cuts, len(values)]
-        parts = [values[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+        parts = [values[a:b] for a, b in itertools.pairwise(edges)]
         merged = merge_means([{"m": (sum(part), float(len(part)))} for part in parts])
         assert merged["m"] == want
 
