@@ -15,7 +15,7 @@ TABLES = ("episodes", "groups", "group_policy", "samples", "batches", "evals")
 ALLOWED: frozenset[Edge] = frozenset(
     (table, old, new)
     for table, pairs in {
-        "episodes": "-pending pending-leased leased-pending leased-done leased-given_up pending-done",
+        "episodes": "-pending pending-leased leased-pending leased-done leased-given_up pending-done pending-given_up",
         "groups": "-open open-ready ready-closed open-closed",
         "group_policy": "-open open-ready open-stale ready-kept ready-dropped ready-stale kept-batched kept-dropped "
         "kept-stale batched-trained batched-dropped trained-batched trained-dropped",

@@ -63,27 +63,35 @@ class Process:
             self._down_s = None
 
     async def _live(self, life: Life) -> bool:
+        """Whether it returned by itself. Cancelling this ends the life and goes on, whatever else happens to it."""
         self._task = asyncio.ensure_future(self._start(life))
         self._task_name()
         try:
-            await self._task
-            done = not life.dead
+            await asyncio.wait([self._task])
         except asyncio.CancelledError:
-            if not life.dead:
-                self._task.cancel()
-                raise
-            done = False
-        except Killed:
-            done = False
-        except (AstraFlowError, MemoryError) as error:  # what a process may die of; anything else is a bug
-            if not life.dead:
-                kind = type(error).__name__
-                self._history.note(f"{self.name} died of {kind}: {error}")
-                self._history.faults[f"died/{self.name.rstrip('0123456789')}/{kind}"] += 1
-            done = False
-        finally:
-            life.dead = True
-        return done
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            self._read(life)
+            raise
+        return self._read(life)
+
+    def _read(self, life: Life) -> bool:
+        killed, life.dead = life.dead, True
+        assert self._task is not None
+        if self._task.cancelled():
+            return False
+        error = self._task.exception()
+        if error is None:
+            return not killed
+        if isinstance(error, Killed):
+            return False
+        if not isinstance(error, AstraFlowError | MemoryError):  # a process may die of these; anything else is a bug
+            raise error
+        if not killed:
+            kind = type(error).__name__
+            self._history.note(f"{self.name} died of {kind}: {error}")
+            self._history.faults[f"died/{self.name.rstrip('0123456789')}/{kind}"] += 1
+        return False
 
     def _task_name(self) -> None:
         if isinstance(self._task, asyncio.Task):
