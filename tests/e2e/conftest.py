@@ -1,4 +1,4 @@
-"""A run that takes seconds: a model of a few thousand parameters that must answer with the digit that it was given."""
+"""A run that takes seconds: a model of a few thousand parameters, rewarded by the hash of what it says."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 RECIPE = """
 import random
+import zlib
 from astraflow.rollout.settings import RolloutSettings
 from astraflow.rollout.workflow import Agents, Reward
 from astraflow.run.recipe import Eval, Policy, Recipe
@@ -28,18 +29,18 @@ def make(index: int) -> Task:
     return Task(key=str(random.Random(f"e2e/{{index}}").randrange(1000)))
 
 
-async def even(task: Task, agents: Agents) -> Reward:
+async def hashed(task: Task, agents: Agents) -> Reward:
     reply = await agents["main"].chat([{{"role": "user", "content": task.key}}])
     {body}
 
 
 def recipe() -> Recipe:
     split = held_out(GeneratedTasks("digits", make), count=8)
-    trainer = TrainerSettings(lr=1e-3, dtype="float32", checkpoint_every=2)
+    trainer = TrainerSettings(lr=1e-4, dtype="float32", checkpoint_every=2)
     return Recipe(
         name="micro",
         policies={{"main": Policy(model=MODEL, groups_per_batch=2, trainer=trainer)}},
-        workflow=even,
+        workflow=hashed,
         tasks=split.train,
         eval=Eval(tasks=split.held_out, count=8),
         sampling=Sampling(max_tokens=2),
@@ -48,7 +49,8 @@ def recipe() -> Recipe:
         steps=6,
     )
 """
-GOOD = "return Reward(float(len(reply.tokens) and reply.tokens[0] % 2))"
+GOOD = "return Reward(float(zlib.crc32(repr((task.key, reply.tokens)).encode()) % 2))"
+"""Nothing to be learned: groups keep their signal for as many steps as a test wants."""
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 

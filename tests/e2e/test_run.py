@@ -103,10 +103,10 @@ def test_f69_a_folder_of_another_run_is_never_picked_up(
     again = cli("run", recipe, "--run-dir", run, "--in-process")
     assert again.returncode == 2
     assert "already holds a run" in again.stderr
-    write_recipe(change=("lr=1e-3", "lr=2e-3"))
+    write_recipe(change=("lr=1e-4", "lr=2e-4"))
     changed = cli("resume", run, "--in-process")
     assert changed.returncode == 2
-    assert "policies.main.trainer.lr: 0.001 → 0.002" in changed.stderr
+    assert "policies.main.trainer.lr: 0.0001 → 0.0002" in changed.stderr
     write_recipe("return Reward(1.0)")
     other_code = cli("resume", run, "--in-process")
     assert other_code.returncode == 2
