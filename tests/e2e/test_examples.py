@@ -82,7 +82,13 @@ def until_step(run: subprocess.Popen[bytes], folder: Path, step: int, *, within_
 @pytest.mark.parametrize("victim", ["rollout", "trainer", "dataflow"])
 def test_guarantee_quickstart_survives_kill_9(tmp_path: Path, victim: str) -> None:
     folder = tmp_path / "run"
-    small = ("steps=3", "policies.main.groups_per_batch=1", "eval.count=16", "policies.main.trainer.checkpoint_every=1")
+    small = (
+        "steps=3",
+        "policies.main.groups_per_batch=1",
+        "limits.no_signal_limit=200",  # of groups in a row here: one in eight has a signal at first
+        "policies.main.trainer.checkpoint_every=1",
+        "eval.count=16",
+    )
     run = start("quickstart.py", folder, *small)
     until_step(run, folder, 1, within_s=400)
     os.kill(children(run.pid)[victim], signal.SIGKILL)
