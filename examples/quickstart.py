@@ -27,5 +27,5 @@ def recipe() -> Recipe:
     split = held_out(GeneratedTasks("largest-of-three", numbers), count=200)
     trainer = TrainerSettings(lr=3e-5, threads=2, checkpoint_every=20)
     main = Policy(model="smollm2", trainer=trainer, engine=EngineSettings(threads=2, versions_held=2))
-    return Recipe(name="quickstart", policies={"main": main}, workflow=largest, tasks=split.train, steps=34,
+    return Recipe(name="quickstart", policies={"main": main}, workflow=largest, tasks=split.train, steps=36,
                   eval=Eval(tasks=split.held_out, count=200), sampling=Sampling(max_tokens=8))
