@@ -124,8 +124,15 @@ async def _drain(world: World, act: Act) -> bool:
 async def _roll_back(world: World, act: Act) -> bool:
     """The operator stops the trainer, goes back one or two versions and throws newer checkpoints away."""
     policy = _pick(sorted(world.trainers), act.pick)
-    if policy is None or not world.trainers[policy].crash(act.seconds):
+    if policy is None or world.trainers[policy].finished:
         return False
+    if act.seconds < 5.0:  # let it come back without a checkpoint first: its undone batches then wait in line
+        world.trainers[policy].crash(0.1)
+        forget_checkpoints_after(world, policy, -1)
+        await asyncio.sleep(4.0)
+        if world.trainers[policy].finished:
+            return False
+    world.trainers[policy].crash(act.seconds)
     version = max(0, world.version(policy) - (1 if act.pick < 0.7 else 2))
     try:
         await world.host.operate(m.OperatorRequest(action="rollback", policy=policy, version=version))

@@ -89,7 +89,7 @@ class Plan:
             supervised_groups=rng.choice((0, 0, 0, 2)),
             window=rng.choice((None, None, 8)),
             wait_for_all=rng.random() < 0.3,
-            workflow_faults=rng.choice((0.0, 0.0, 0.05, 0.15)),
+            workflow_faults=rng.choice((0.0, 0.05, 0.15, 0.4)),
             poison=rng.random() < 0.2,
             dull=rng.choice((0.0, 0.0, 0.15)),
             faults=Faults.some(rate, patience_s=patience_s),
