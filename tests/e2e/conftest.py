@@ -83,10 +83,17 @@ def write_recipe(tmp_path: Path) -> Callable[..., Path]:
 def cli(environment: dict[str, str], tmp_path: Path) -> Iterator[Cli]:
     """Run ``astraflow …`` to its end in a folder of its own."""
 
-    def call(*arguments: str | Path, timeout: float = 100.0) -> subprocess.CompletedProcess[str]:
+    def call(*arguments: str | Path, timeout: float = 100.0, token: str = "") -> subprocess.CompletedProcess[str]:
+        given = {"ASTRAFLOW_TOKEN": token} if token else {}
         command = [sys.executable, "-m", "astraflow.run.cli", *map(str, arguments)]
         return subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=timeout, check=False
+            command,
+            cwd=tmp_path,
+            env={**environment, **given},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
         )
 
     yield call

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from astraflow.observe.metrics_file import read_points, series
 from tests.e2e.conftest import Cli
 
 FOLDER = {
@@ -40,6 +41,8 @@ def check_ended(run: Path, *, steps: int) -> None:
         assert set(evals.values()) == {"done"}
         assert {0, steps} <= set(evals)
     db.close()
+    shown = series(read_points(run / "metrics.jsonl"), "step", "step/trained_tokens")
+    assert [step for step, _ in shown] == list(range(1, steps + 1))
 
 
 def test_in_process(cli: Cli, write_recipe: Callable[..., Path], tmp_path: Path) -> None:

@@ -84,18 +84,14 @@ def _call(verb: str, words: list[str]) -> int:
 
 
 def _one_value_per_set(words: list[str]) -> list[str]:
-    """``--set a=1 b=2`` is ``--set a=1 --set b=2``."""
+    """``--set a=1 b=2`` is ``--set a=1 --set b=2``; what has no ``=`` is no further value."""
     out: list[str] = []
-    is_open = False
+    is_set = False
     for word in words:
-        if word == "--set":
-            is_open = True
-            continue
-        if is_open and not word.startswith("-"):
-            out += ["--set", word]
-            is_open = "=" in word
-            continue
-        is_open = False
+        is_value = is_set and "=" in word and not word.startswith("-")
+        if is_value and out[-1] != "--set":
+            out.append("--set")
+        is_set = word == "--set" or is_value
         out.append(word)
     return out
 

@@ -97,10 +97,13 @@ class RunDb:
         return found
 
     def evaluations(self) -> list[Evaluation]:
-        """Finished ones, by policy and version."""
+        """Finished ones of the surviving history, by policy and version; an undone version is none."""
         rows = self.connection.execute(
-            "SELECT policy, version, digest, dataset, score, coverage, episodes, ended_at FROM evals "
-            "WHERE state = 'done' AND score IS NOT NULL ORDER BY policy, version"
+            "SELECT policy, version, digest, dataset, score, coverage, episodes, ended_at FROM evals e "
+            "WHERE state = 'done' AND score IS NOT NULL AND (version = 0 OR EXISTS (SELECT 1 FROM batches b "
+            "JOIN publications p ON p.policy = b.policy AND p.serial = b.serial WHERE b.policy = e.policy "
+            "AND b.state = 'committed' AND b.version = e.version - 1 AND p.digest = e.digest)) "
+            "ORDER BY policy, version"
         ).fetchall()
         names = ("policy", "version", "digest", "dataset", "score", "coverage", "episodes", "at_s")
         return [Evaluation(**dict(zip(names, row, strict=True))) for row in rows]

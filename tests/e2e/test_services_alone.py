@@ -1,0 +1,108 @@
+"""The services by themselves, as on several machines: a dataflow, workers that join by its URL, others refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Cli
+from tests.e2e.test_run import check_ended
+
+pytestmark = pytest.mark.slow
+Write = Callable[..., Path]
+
+
+class Dataflow:
+    """A dataflow process, its folder and its URL."""
+
+    def __init__(self, process: subprocess.Popen[bytes], run: Path, recipe: Path) -> None:
+        self.process, self.run, self.recipe = process, run, recipe
+        deadline = time.monotonic() + 60
+        while not (run / "endpoint.json").exists():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        self.url: str = json.loads((run / "endpoint.json").read_text())["url"]
+
+    def token(self, role: str) -> str:
+        tokens = json.loads((self.run / "tokens.json").read_text())
+        return str(tokens["trainers"]["main"] if role == "trainer" else tokens[role])
+
+
+@pytest.fixture
+def dataflow(environment: dict[str, str], write_recipe: Write, tmp_path: Path) -> Iterator[Dataflow]:
+    recipe, run = write_recipe(), tmp_path / "run"
+    command = [sys.executable, "-m", "astraflow.run.cli", "dataflow", str(recipe), "--run-dir", str(run)]
+    with (tmp_path / "dataflow.txt").open("wb") as out:
+        process = subprocess.Popen(
+            [*command, "--set", "steps=4"], env=environment, cwd=tmp_path, stdout=out, stderr=out
+        )
+        try:
+            yield Dataflow(process, run, recipe)
+        finally:
+            process.terminate()
+            process.wait(timeout=30)
+
+
+def start(verb: str, dataflow: Dataflow, environment: dict[str, str], role: str) -> subprocess.Popen[bytes]:
+    """As on another machine: by the recipe, not by the run folder."""
+    folder = dataflow.run.parent / f"elsewhere-{verb}"
+    folder.mkdir()
+    command = [sys.executable, "-m", "astraflow.run.cli", verb, str(dataflow.recipe), "--dataflow", dataflow.url]
+    return subprocess.Popen(
+        [*command, "--set", "steps=4"],
+        env={**environment, "ASTRAFLOW_TOKEN": dataflow.token(role)},
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def test_workers_join_from_elsewhere_and_everybody_leaves_at_the_end(
+    dataflow: Dataflow, environment: dict[str, str], cli: Cli
+) -> None:
+    workers = [start("rollout", dataflow, environment, "worker"), start("trainer", dataflow, environment, "trainer")]
+    try:
+        assert [worker.wait(timeout=90) for worker in workers] == [0, 0]
+        assert dataflow.process.wait(timeout=90) == 0
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+    assert json.loads(cli("ledger", dataflow.run, "--json").stdout)["difference"] == 0
+    assert cli("resume", dataflow.run, "--in-process").returncode == 0
+    check_ended(dataflow.run, steps=4)
+
+
+def refused(cli: Cli, dataflow: Dataflow, *arguments: str | Path, token: str) -> str:
+    done = cli("rollout", *arguments, "--dataflow", dataflow.url, token=token)
+    assert done.returncode == 2, done.stderr[-2000:]
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("astraflow: ")
+    assert "Traceback" not in done.stderr
+    return last
+
+
+def test_who_is_refused_and_why(dataflow: Dataflow, cli: Cli, write_recipe: Write) -> None:
+    worker = dataflow.token("worker")
+    settings = ("--set", "steps=4")
+    assert "token" in refused(cli, dataflow, dataflow.recipe, *settings, token="x" * 43)
+    assert "token" in refused(cli, dataflow, dataflow.recipe, *settings, token="")
+    assert "has config" in refused(cli, dataflow, dataflow.recipe, "--set", "steps=5", token=worker)
+    other = write_recipe("return Reward(1.0)")
+    words = refused(cli, dataflow, other, *settings, token=worker)
+    assert "has code" in words
+    assert "start it from the same code" in words
+    assert cli("status", dataflow.url, token="y" * 43).returncode == 2
+    status = cli("status", dataflow.url, "--json", token=worker)
+    assert json.loads(status.stdout)["state"] == "running"
+    write_recipe()
+    second = cli("dataflow", "--run-dir", dataflow.run)
+    assert second.returncode == 1
+    assert "another" in second.stderr

@@ -1,0 +1,96 @@
+"""The command line: quick, frozen, helpful."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import subprocess
+import sys
+import time
+
+import pytest
+
+from astraflow.run.cli import VERBS, _one_value_per_set, main
+
+RECIPE = ("recipe", "set", "seed")
+FLAGS = {
+    "run": (*RECIPE, "run_dir", "in_process", "host", "port", "tls_cert", "tls_key", "tensorboard", "json"),
+    "plan": (*RECIPE, "json"),
+    "status": ("run", "json"),
+    "ledger": ("run", "json"),
+    "trace": ("run", "episode", "json"),
+    "resume": ("run", "in_process", "host", "port", "tls_cert", "tls_key", "tensorboard", "json"),
+    "eval": ("recipe", "model", "policy", "set", "seed", "json"),
+    "models get": ("name", "dir"),
+    "models export": ("run", "dir", "version", "policy"),
+    "bench": ("name", "json"),
+    "dataflow": ("recipe", "run_dir", "set", "seed", "host", "port", "tls_cert", "tls_key", "tensorboard"),
+    "rollout": ("dataflow", "recipe", "run_dir", "set", "seed", "name", "ca"),
+    "trainer": ("dataflow", "recipe", "policy", "run_dir", "set", "seed", "ca"),
+}
+
+
+def test_flags_are_frozen() -> None:
+    """A new one needs a reason: deep settings are the recipe's."""
+    found = {}
+    for verb in VERBS:
+        module = importlib.import_module(f"astraflow.run.verbs.{verb.replace(' ', '_')}")
+        found[verb] = tuple(field.name for field in dataclasses.fields(module.Args))
+    assert {verb: sorted(names) for verb, names in found.items()} == {v: sorted(f) for v, f in FLAGS.items()}
+
+
+def test_no_flag_takes_a_token() -> None:
+    """Command lines are readable by everyone on the machine."""
+    assert not [name for names in FLAGS.values() for name in names if "token" in name or "secret" in name]
+
+
+def test_help_is_quick_and_brings_no_torch() -> None:
+    began = time.perf_counter()
+    code = "import sys\nfrom astraflow.run.cli import main\nassert main(['--help']) == 0\n"
+    code += "heavy = {'torch', 'transformers', 'tyro', 'aiohttp'} & set(sys.modules)\nassert not heavy, heavy"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stderr
+    assert all(verb in done.stdout for verb in VERBS)
+    assert time.perf_counter() - began < 5.0
+
+
+@pytest.mark.parametrize("verb", list(VERBS))
+def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([*verb.split(), "--help"])
+    assert caught.value.code == 0
+    shown = capsys.readouterr().out
+    assert f"usage: astraflow {verb}" in shown
+
+
+def test_verbs_without_torch() -> None:
+    """What only reads or plans starts nothing heavy."""
+    code = (
+        "import sys, importlib\n"
+        "for name in ('status', 'ledger', 'trace', 'models_get', 'plan', 'run', 'resume', 'dataflow'):\n"
+        "    importlib.import_module('astraflow.run.verbs.' + name)\n"
+        "import astraflow.run.launch, astraflow.run.serve_dataflow, astraflow.run.config, astraflow.run.journey\n"
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "want"),
+    [
+        (["r.py", "--set", "a=1", "b=2", "--seed", "3"], ["r.py", "--set", "a=1", "--set", "b=2", "--seed", "3"]),
+        (["--set", "a=1", "--set", "b=2"], ["--set", "a=1", "--set", "b=2"]),
+        (["--set", "a=1", "r.py"], ["--set", "a=1", "r.py"]),
+        (["--set", "a"], ["--set", "a"]),
+        (["r.py"], ["r.py"]),
+    ],
+)
+def test_set_takes_several_values(words: list[str], want: list[str]) -> None:
+    assert _one_value_per_set(words) == want
+
+
+def test_nothing_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("astraflow 0.")
