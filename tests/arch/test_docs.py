@@ -127,3 +127,24 @@ def test_make_targets_stay_three_lines(repo: Path) -> None:
     for line in (repo / "Makefile").read_text().splitlines():
         lines = lines + 1 if line.startswith("\t") else 0
         assert lines <= 3, line
+
+
+def test_readme_shows_the_quickstart_as_it_is(repo: Path) -> None:
+    assert (repo / "examples/quickstart.py").read_text().strip() in (repo / "README.md").read_text()
+
+
+def test_every_setting_is_documented(repo: Path) -> None:
+    """docs/recipes.md has a row for each field of the classes that it has a section for, and no other."""
+    text = (repo / "docs/recipes.md").read_text()
+    wrong = []
+    for name, path, body in re.findall(r"^### (\w+)\n\n.*?\(`([\w/]+\.py)`\)\n\n(.*?)(?=^### |\Z)", text, re.M | re.S):
+        tree = ast.parse((repo / "src/astraflow" / path).read_text())
+        node = next(each for each in tree.body if isinstance(each, ast.ClassDef) and each.name == name)
+        fields = {
+            each.target.id
+            for each in node.body
+            if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+        }
+        documented = set(re.findall(r"^\| `(\w+)` \|", body, re.M))
+        wrong += [f"{name}.{field}" for field in fields ^ documented]
+    assert not wrong, f"in docs/recipes.md or in the code, but not in both: {sorted(wrong)}"
