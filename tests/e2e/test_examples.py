@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,8 +15,6 @@ from typing import Any
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-WARM_UP_STEPS = 200
-"""Supervised steps of examples/tiny.py: what reinforcement adds is counted from there."""
 pytestmark = pytest.mark.slow
 
 
@@ -103,4 +102,5 @@ def test_tiny_learns(tmp_path: Path) -> None:
     assert summary["ledger_difference"] == 0
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     score = {line["policy_version"]: line["metrics"]["score"] for line in lines if line["kind"] == "eval"}
-    assert score[max(score)] - score[WARM_UP_STEPS] >= 0.2
+    warm_up = int(re.findall(r"^WARM_UP_STEPS = (\d+)", (EXAMPLES / "tiny.py").read_text(), re.MULTILINE)[0])
+    assert score[max(score)] - score[warm_up] >= 0.2, "what reinforcement adds to the supervised steps"
