@@ -135,7 +135,7 @@ def test_a_workflow_that_is_wrong_ends_the_run_with_its_first_error(
 @pytest.mark.slow
 def test_a_workflow_that_never_returns(cli: Cli, write_recipe: Write, tmp_path: Path) -> None:
     recipe = write_recipe("import asyncio; await asyncio.sleep(3600)")
-    limits = ("limits.time_limit_s=0.3", "limits.max_attempts=1", "steps=1", "eval=null", "limits.no_signal_limit=1")
+    limits = ("limits.time_limit_s=0.3", "limits.max_attempts=1", "steps=1", "eval=null", "limits.no_signal_limit=1", "limits.barren_groups=1")
     done = cli("run", recipe, "--run-dir", tmp_path / "run", "--in-process", "--set", *limits)
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]

@@ -84,7 +84,6 @@ def test_guarantee_quickstart_survives_kill_9(tmp_path: Path, victim: str) -> No
     small = (
         "steps=3",
         "policies.main.groups_per_batch=1",
-        "limits.no_signal_limit=200",  # of groups in a row here: one in eight has a signal at first
         "policies.main.trainer.checkpoint_every=1",
         "eval.count=16",
     )

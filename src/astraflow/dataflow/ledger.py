@@ -229,7 +229,8 @@ class Ledger:
     def starve_if_barren(self, now: float, policy: str) -> None:
         """So many groups in a row not kept that no batch will ever fill: the policy has learned the task, or cannot."""
         barren = self.store.number("SELECT barren FROM policies WHERE name = ?", policy)
-        limit = self.spec.limits.no_signal_limit * self.spec.policies[policy].groups_per_batch
+        limits = self.spec.limits
+        limit = max(limits.barren_groups, limits.no_signal_limit * self.spec.policies[policy].groups_per_batch)
         if barren < limit or self.trained_out(policy):
             return
         reasons = self.store.all(
@@ -243,7 +244,7 @@ class Ledger:
             now,
             "Starved",
             f"policy {policy} kept none of its last {barren} groups ({counts}) at version "
-            f"{self.policies.versions[policy]}; limit {limit} = no_signal_limit x groups_per_batch",
+            f"{self.policies.versions[policy]}; limit {limit} = the larger of barren_groups and no_signal_limit x groups_per_batch",
         )
 
     def live_manifests(self) -> tuple[Manifest, ...]:

@@ -80,7 +80,10 @@ class Limits:
     eval_share: float = 0.25
     """Of a worker's leases, while training episodes are pending."""
     no_signal_limit: int = 10
-    """Batches in a row without signal (or as many groups in a row not kept) after which the run is starved."""
+    """Batches in a row without signal after which the run is starved."""
+    barren_groups: int = 256
+    """Groups in a row that were not kept after which it is starved too; ``no_signal_limit`` batches of them if that
+    is more. A reward that one sample in a thousand gets needs so many."""
     first_failures: int = 20
     """The run stops when its first episodes all fail in user code."""
     batch_failures: int = 3
@@ -98,7 +101,7 @@ class Limits:
                 f"{self.lease_ttl_s}, {self.dead_after_s}: one lost heartbeat would end every lease"
             )
         _at_least("Limits.grace_s", self.grace_s, 0)
-        for name in ("max_attempts", "no_signal_limit", "first_failures", "batch_failures"):
+        for name in ("max_attempts", "no_signal_limit", "barren_groups", "first_failures", "batch_failures"):
             _at_least(f"Limits.{name}", getattr(self, name), 1)
         if self.min_group is not None:
             _at_least("Limits.min_group", self.min_group, 1)

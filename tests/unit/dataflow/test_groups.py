@@ -25,7 +25,7 @@ def test_zero_variance_is_dropped_with_its_reason_and_samples() -> None:
 
 def test_groups_that_are_never_kept_starve_the_run_with_the_counts() -> None:
     """The policy has learned the task: no batch could ever fill."""
-    spec = make_spec(keep=[DropZeroVariance()], limits=Limits(no_signal_limit=2), source=tasks(500))
+    spec = make_spec(keep=[DropZeroVariance()], limits=Limits(no_signal_limit=2, barren_groups=1), source=tasks(500))
     with Rig(spec) as rig:
         epoch = rig.resume()
         for _ in range(4):
