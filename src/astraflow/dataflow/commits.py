@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from astraflow.clock import Clock
 from astraflow.dataflow.ledger import Ledger
 from astraflow.errors import AstraFlowError, Closed, Fenced, RunFailed, StorageFull, Unavailable
+from astraflow.observe.points import reach
 
 log = logging.getLogger("astraflow.dataflow")
 
@@ -90,11 +91,13 @@ class Commits:
                 now = self.now
                 answers.extend((work, *self._attempt(work, now)) for work in queue)
                 self._ledger.store.set("now", now)
+                reach("dataflow.in_transaction")
         # Whatever it was, a dying process included, those who wait must hear of it and not hang.
         except BaseException as error:  # noqa: BLE001
             self._rolled_back(queue, error)
             return
         self.full = False
+        reach("dataflow.after_transaction")
         for work, answer, refusal in answers:
             if work.future is None or work.future.done():
                 continue

@@ -13,6 +13,7 @@ from astraflow.dataflow.policies import Policies
 from astraflow.dataflow.settings import RunSpec
 from astraflow.dataflow.store import Store
 from astraflow.errors import BadRequest, Closed, Fenced, UnknownLease, UnknownVersion
+from astraflow.observe.points import reach
 from astraflow.types import Episode, FailureKind, Lease, Outcome, Purpose, Task
 from astraflow.wire.codec import decode
 
@@ -172,6 +173,7 @@ class Episodes:
             ready = self.fail(now, group, idx, episode.failure, episode.error or "", worker=worker, episode=episode)
             return Submitted(ready=ready)
         self._store.count("episodes_done")
+        reach("dataflow.in_submit")
         return Submitted(ready=self._done(now, worker, group, idx, attempt, episode))
 
     def _done(self, now: float, worker: str, group: int, idx: int, attempt: int, episode: Episode) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from astraflow.dataflow.ledger import Ledger
 from astraflow.dataflow.sweeps import cancel_hopeless
 from astraflow.errors import BadRequest, UnknownVersion
+from astraflow.observe.points import reach
 from astraflow.types import Manifest
 from astraflow.wire import messages as m
 from astraflow.wire.codec import decode
@@ -75,6 +76,7 @@ def commit(ledger: Ledger, now: float, request: m.CommitRequest) -> m.CommitRepl
         fresh = ledger.batches.commit(
             now, policy, request.batch, request.trainer_epoch, request.manifest, request.metrics
         )
+        reach("dataflow.in_commit")
         if fresh:
             ledger.groups.sweep(now, policy)
             cancel_hopeless(ledger, now)

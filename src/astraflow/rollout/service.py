@@ -34,6 +34,7 @@ from astraflow.errors import (
     Unavailable,
     UnknownLease,
 )
+from astraflow.observe.points import reach
 from astraflow.observe.waits import Wait
 from astraflow.rollout.activity import Activity
 from astraflow.rollout.play import Player, classify, failed
@@ -156,6 +157,7 @@ class RolloutService:
             if reply is None:
                 return
             self._offer(reply.manifests)
+            reach("rollout.after_lease")
             for lease in reply.leases:
                 self._start(lease, episodes)
             if reply.finished:
@@ -218,7 +220,9 @@ class RolloutService:
             worker=self.name, group=lease.group, index=lease.index, attempt=lease.attempt, episode=episode
         )
         try:
+            reach("rollout.before_submit")
             await self._patiently(lambda: self._dataflow.submit(request))
+            reach("rollout.after_submit")
         except (Fenced, Closed, UnknownLease) as error:  # someone else owns it now: ours is worthless, not wrong
             self.activity.count(f"refused/{error.kind.lower()}")
         except (BadRequest, TooLarge) as error:

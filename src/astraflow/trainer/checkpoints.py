@@ -20,6 +20,7 @@ from typing import Any
 import xxhash
 
 from astraflow.errors import ConfigError
+from astraflow.observe.points import reach
 
 COMPLETE = "complete.json"
 TRAINED = "trained.jsonl"
@@ -61,6 +62,7 @@ class Checkpoints:
         (partial / COMPLETE).write_text(json.dumps({"version": version, "files": files}), encoding="utf-8")
         for path in (*partial.iterdir(), partial):
             _sync(path)
+        reach("trainer.in_checkpoint")
         if target.exists():
             shutil.rmtree(target)
         partial.rename(target)

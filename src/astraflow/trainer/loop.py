@@ -28,6 +28,7 @@ from typing import Any, Protocol, TypeVar
 
 from astraflow.clock import Clock, SystemClock
 from astraflow.errors import AstraFlowError, Unavailable, UnknownVersion
+from astraflow.observe.points import reach
 from astraflow.observe.waits import Wait
 from astraflow.trainer.backend import Backend, StepReport
 from astraflow.trainer.checkpoints import Checkpoints, TrainedStep, read_trained, require_same_version
@@ -203,6 +204,7 @@ class TrainLoop:
         """The only call that advances the version."""
         self._set_doing(Wait.COMMIT, f"batch {batch.id}")
         began = self._clock.monotonic()
+        reach("trainer.before_commit")
         reply = await self._dataflow.commit(
             m.CommitRequest(
                 policy=self.identity.policy,
@@ -213,6 +215,7 @@ class TrainLoop:
                 metrics=metrics,
             )
         )
+        reach("trainer.after_commit")
         self._add_wait(Wait.COMMIT, began)
         return reply
 
@@ -220,7 +223,9 @@ class TrainLoop:
         self._set_doing(Wait.PUBLISH, f"version {version}")
         began = self._clock.monotonic()
         try:
+            reach("trainer.before_publish")
             manifest = await self._beating(self._publisher.publish(version, files, digest, self._epoch))
+            reach("trainer.after_publish")
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         self._add_wait(Wait.PUBLISH, began)
@@ -229,10 +234,12 @@ class TrainLoop:
     async def _checkpoint(self) -> None:
         version = self._backend.version
         extra = {"policy": self.identity.policy, "trainer_epoch": self._epoch, "version": version}
+        reach("trainer.before_checkpoint")
         await self._blocking(
             "writes a checkpoint",
             lambda: self._checkpoints.write(version, lambda into: self._backend.save(into, extra), self._trained),
         )
+        reach("trainer.after_checkpoint")
         self._saved = version
 
     def _load(self, version: int, folder: Path) -> None:
