@@ -22,6 +22,7 @@ REQUIRED = (
     "SECURITY.md",
     "CHANGELOG.md",
     "LICENSE",
+    "docs/failures.md",
     "docs/glossary.md",
     "docs/recipes.md",
     "docs/benchmarks.md",
