@@ -13,15 +13,16 @@ import contextlib
 import dataclasses
 import logging
 import signal
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from astraflow.errors import AstraFlowError, RunFailed, Unavailable
 from astraflow.run.child import Child, ChildSpec, shared_cores
 from astraflow.run.config import Resolved
 from astraflow.run.layout import RunFolder, read_json
+from astraflow.run.useful import Useful
 from astraflow.wire.calls import Role
 from astraflow.wire.client import HttpDataflow
 from astraflow.wire.messages import StatusReply
@@ -29,9 +30,8 @@ from astraflow.wire.tokens import ENVIRONMENT, Tokens
 
 log = logging.getLogger("astraflow.run")
 
-QUICK_S = 30.0
-"""A child that lived shorter than this died quickly; three quick deaths in a row stop the run."""
 QUICK_DEATHS = 3
+"""A child that had done nothing useful died quickly; so many quick deaths of one post in a row stop the run."""
 START_S = 60.0
 POLL_S = 0.5
 LEAVE_S = 30.0
@@ -60,15 +60,32 @@ class _Post:
     """A place that must be filled until the run ends."""
 
     spec: ChildSpec
+    role: Role
+    policy: str | None
     child: Child | None = None
+    useful: Useful | None = None
+    """Of ``child``."""
     starts: int = 0
-    deaths: deque[float] = field(default_factory=lambda: deque(maxlen=QUICK_DEATHS))
+    quick_deaths: int = 0
+    """In a row."""
     left: bool = False
     """Ended by itself with 0: nothing more to do there."""
 
 
+class Watcher(Protocol):
+    """Who wants to know of every process: a test of faults, for example."""
+
+    def started(self, post: str, name: str, child: Child) -> None:
+        """``name``: as dataflow knows it; another one with every start of a rollout service."""
+
+    def died(self, post: str, name: str, child: Child) -> None: ...
+
+
 class Supervisor:
-    """``run`` once. ``watch`` is called with every status, for the display."""
+    """``run`` once. ``watch`` is called with every status, for the display; ``watcher`` with every start and death.
+
+    ``route`` may lead a process to dataflow by another way: (post, URL) → URL.
+    """
 
     def __init__(
         self,
@@ -79,7 +96,10 @@ class Supervisor:
         watch: Callable[[StatusReply], None] = lambda _: None,
         say: Callable[[str], None] = lambda _: None,
         tensorboard: bool = False,
+        watcher: Watcher | None = None,
+        route: Callable[[str, str], str] = lambda _, url: url,
     ) -> None:
+        self._watcher, self._route = watcher, route
         self._recording = ("--tensorboard",) if tensorboard else ()
         self._run, self._resolved, self._listen = run, resolved, listen
         self._watch, self._say = watch, say
@@ -99,6 +119,15 @@ class Supervisor:
             finally:
                 await self._end_all()
 
+    def stop(self) -> None:
+        """As Ctrl-C does: ``run`` then raises KeyboardInterrupt, in the task that called it."""
+        self._interrupted()
+
+    def is_useful(self, post: str) -> bool:
+        """Whether the process there now has done useful work."""
+        useful = self._posts[post].useful
+        return useful is not None and useful.done
+
     # ── starting ──
 
     async def _start_dataflow(self) -> str:
@@ -114,7 +143,7 @@ class Supervisor:
         # A restarted dataflow must be found where the first one was.
         fixed = dataclasses.replace(self._listen, port=int(url.rpartition(":")[2]))
         again = self._post("dataflow", ("dataflow", *fixed.flags(), *self._recording), Role.OPERATOR, None)
-        again.child, again.starts = post.child, post.starts
+        again.child, again.useful, again.starts = post.child, post.useful, post.starts
         return url
 
     def _add_workers(self, url: str) -> None:
@@ -122,10 +151,12 @@ class Supervisor:
         ca = () if self._listen.tls_cert is None else ("--ca", str(self._listen.tls_cert))
         for number in range(recipe.services):
             name = f"rollout-{number}"
-            self._post(name, ("rollout", "--dataflow", url, "--name", name, *ca), Role.WORKER, None)
+            way = self._route(name, url)
+            self._post(name, ("rollout", "--dataflow", way, "--name", name, *ca), Role.WORKER, None)
         for policy in recipe.trainable if recipe.steps else ():
-            arguments = ("trainer", "--dataflow", url, "--policy", policy, *ca)
-            self._post(f"trainer-{policy}", arguments, Role.TRAINER, policy)
+            name = f"trainer-{policy}"
+            arguments = ("trainer", "--dataflow", self._route(name, url), "--policy", policy, *ca)
+            self._post(name, arguments, Role.TRAINER, policy)
 
     def _post(self, name: str, arguments: Sequence[str], role: Role, policy: str | None) -> _Post:
         recipe = self._resolved.recipe
@@ -137,18 +168,23 @@ class Supervisor:
             environment={**shared_cores(busy), ENVIRONMENT: self._tokens.of(role, policy)},
             log=self._run.logs / f"{name}.log",
         )
-        post = _Post(spec=spec)
+        post = _Post(spec=spec, role=role, policy=policy)
         self._posts[name] = post
         return post
 
     async def _start(self, post: _Post) -> None:
         post.starts += 1
         spec = post.spec
+        name = spec.name
         if post.starts > 1 and "--name" in spec.arguments:
             # Its old name is taken until dataflow knows that the old process is dead.
-            again = tuple(f"{word}.{post.starts}" if word == spec.name else word for word in spec.arguments)
+            name = f"{spec.name}.{post.starts}"
+            again = tuple(name if word == spec.name else word for word in spec.arguments)
             spec = dataclasses.replace(spec, arguments=again)
         post.child = await Child.start(spec)
+        post.useful = Useful(role=post.role, name=name, policy=post.policy)
+        if self._watcher is not None:
+            self._watcher.started(post.spec.name, name, post.child)
         if post.starts > 1:
             self._say(f"{post.spec.name} started again (start {post.starts})")
 
@@ -158,7 +194,10 @@ class Supervisor:
         last: StatusReply | None = None
         while True:
             await self._fill_posts()
-            last = await self._status(client) or last
+            found = await self._status(client)
+            if found is not None:
+                self._see(found)
+            last = found or last
             if last is not None:
                 self._watch(last)
                 if last.state == "failed":
@@ -175,11 +214,16 @@ class Supervisor:
         except Unavailable:
             return None
 
+    def _see(self, status: StatusReply) -> None:
+        for post in self._posts.values():
+            if post.useful is not None:
+                post.useful.see(status)
+
     async def _fill_posts(self) -> None:
         now = asyncio.get_running_loop().time()
         for post in self._posts.values():
             child = post.child
-            if child is not None and child.code is None:
+            if post.left or (child is not None and child.code is None):
                 continue
             if child is not None:
                 self._look_at_death(post, child, now)
@@ -187,18 +231,18 @@ class Supervisor:
                 await self._start(post)
 
     def _look_at_death(self, post: _Post, child: Child, now: float) -> None:
+        if self._watcher is not None and post.useful is not None:
+            self._watcher.died(post.spec.name, post.useful.name, child)
         if child.code == 0 and post.spec.name != "dataflow":
             post.left = True
             return
         lived_s = now - child.started_s
         if child.code == CONFIG_ERROR:
             raise RunFailed(f"{post.spec.name}: {child.last_words()}")
-        if lived_s >= QUICK_S:
-            post.deaths.clear()
-        else:
-            post.deaths.append(now)
+        useful = post.useful is not None and post.useful.done
+        post.quick_deaths = 0 if useful else post.quick_deaths + 1
         self._say(f"{post.spec.name} died with {_exit_words(child.code)} after {lived_s:.0f} s")
-        if len(post.deaths) == QUICK_DEATHS:
+        if post.quick_deaths == QUICK_DEATHS:
             raise RunFailed(f"{post.spec.name} died {QUICK_DEATHS} times in a row: {child.last_words()}")
 
     async def _tick(self, seconds: float) -> None:
@@ -249,7 +293,10 @@ class Supervisor:
                 post.child.kill()
 
     def _client(self, url: str) -> HttpDataflow:
-        return HttpDataflow(url, self._tokens.operator, retry_s=2.0, timeout_s=10.0, ca=self._listen.tls_cert)
+        # One attempt: whoever is asked and does not answer may be dead, which is looked at next.
+        return HttpDataflow(
+            url, self._tokens.operator, retry_s=5.0, attempts=1, timeout_s=5.0, ca=self._listen.tls_cert
+        )
 
 
 async def _all(waits: Sequence[Awaitable[object]]) -> None:
