@@ -25,6 +25,10 @@ else:
     Array = np.ndarray
 
 
+MAX_TURNS = 1 << 31
+"""Of one episode."""
+
+
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """Base of all wire records. Fields may be added with a default; never removed, renamed or retyped."""
 
@@ -205,6 +209,8 @@ class Turn(Record, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.reward is not None and not math.isfinite(self.reward):
             raise InvalidRecord(f"Turn.reward must be finite or None, found {self.reward}")
+        if not 0 <= self.index < MAX_TURNS or self.sample < 0:
+            raise InvalidRecord(f"Turn: index in [0, {MAX_TURNS}) and sample >= 0, found {self.index}, {self.sample}")
         if not 0 <= self.start <= self.stop:
             raise InvalidRecord(f"Turn: 0 <= start <= stop, found {self.start}, {self.stop}")
 

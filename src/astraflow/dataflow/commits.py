@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -85,7 +86,7 @@ class Commits:
         self._queue = []
         if not queue or self._closed:
             return
-        answers: list[tuple[Work, Any, AstraFlowError | None]] = []
+        answers: list[tuple[Work, Any, Exception | None]] = []
         try:
             with self._ledger.store.transaction():
                 now = self.now
@@ -107,7 +108,7 @@ class Commits:
                 work.future.set_exception(refusal)
         self._after()
 
-    def _attempt(self, work: Work, now: float) -> tuple[Any, AstraFlowError | None]:
+    def _attempt(self, work: Work, now: float) -> tuple[Any, Exception | None]:
         ledger = self._ledger
         changes = ledger.policies.changes
         try:
@@ -124,6 +125,15 @@ class Commits:
             if isinstance(refusal, COUNTED):
                 ledger.store.count(refusal.kind.lower())
             return None, refusal
+        except (sqlite3.Error, OSError):  # of the file, not of this one: nothing of the transaction can stand
+            raise
+        # A bug that one call meets is that caller's ServerError: the others of its transaction know nothing of it.
+        except Exception as bug:
+            log.error("transition_failed", exc_info=bug)
+            ledger.forget()
+            if work.future is None:  # nobody would hear of it, and it would come again for ever
+                ledger.stop(now, RunFailed.__name__, f"inside dataflow: {type(bug).__name__}: {bug}")
+            return None, bug
 
     def _rolled_back(self, queue: list[Work], error: BaseException) -> None:
         if isinstance(error, StorageFull):

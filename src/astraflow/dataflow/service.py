@@ -182,8 +182,7 @@ class DataflowService:
                     f"{request.component} {request.name!r} has {what} {theirs[:12] or 'of no digest'}, "
                     f"run {spec.run} has {ours[:12]}: start it from the same {what}"
                 )
-        if request.component not in (ROLLOUT, TRAINER):
-            raise BadRequest(f"a component is {ROLLOUT} or {TRAINER}, found {request.component[:40]!r}")
+        _require_component(request.component)
         await self._commits.write(lambda now: self._heard(now, request.component, request.name, request.incarnation))
         return m.HelloReply(
             run=spec.run,
@@ -309,6 +308,8 @@ class DataflowService:
         self._require_open()
         return status(self.ledger, self._commits.now, lag_s=self.lag_s, full=self._commits.full)
 
+        _require_component(request.component)
+
     async def events(self, request: m.EventsRequest) -> m.EventsReply:
         self._require_open()
         return events(self.ledger.store, request)
@@ -320,3 +321,8 @@ class DataflowService:
             return m.Done()
 
         return await self._commits.write(transition)
+
+
+def _require_component(component: str) -> None:
+    if component not in (ROLLOUT, TRAINER):
+        raise BadRequest(f"a component is {ROLLOUT} or {TRAINER}, found {component[:40]!r}")

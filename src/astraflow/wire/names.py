@@ -1,4 +1,4 @@
-"""Names that strangers choose and that become keys, file names and log words (F94)."""
+"""Names and numbers that strangers choose and that become keys, file names and log words (F94)."""
 
 from __future__ import annotations
 
@@ -40,6 +40,14 @@ def require_manifest(manifest: Manifest) -> Manifest:
             raise BadRequest(f"Manifest of {manifest.policy} names {file.name} twice or with a negative size")
         seen.add(file.name)
     return manifest
+
+
+def require_numbers(request: Any) -> None:
+    """Check that every number of a request can be a key: msgpack has integers of 65 bits, a database has not."""
+    for field in type(request).__struct_fields__:
+        value = getattr(request, field)
+        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+            raise BadRequest(f"{type(request).__name__}.{field} must be an integer of 64 bits, found {value}")
 
 
 def require_names(request: Any) -> None:

@@ -43,7 +43,7 @@ async def errors_as_records(request: web.Request, handler: Handler) -> web.Strea
         return error_response(BadRequest(f"{request.path[:100]} does not take {request.method}"), status=error.status)
     except web.HTTPException as error:
         return error_response(BadRequest(error.reason), status=error.status)
-    except (ConnectionError, aiohttp.ClientPayloadError):
+    except (ConnectionError, aiohttp.ClientPayloadError, web.RequestPayloadError):
         return error_response(BadRequest("the connection ended before the request did"))
     except Exception as error:  # noqa: BLE001 - one request's bug must not stop the service; the caller gets ServerError
         log_failure(request, error)
@@ -57,6 +57,9 @@ def log_failure(request: web.Request, error: Exception) -> None:
 
 async def read_body(request: web.Request, *, limit_bytes: int, deadline_s: float) -> bytes:
     """The whole body. TooLarge as soon as that is known, BadRequest if it does not arrive in time."""
+    encoding = request.headers.get("Content-Encoding", "identity")
+    if encoding.lower() != "identity":
+        raise BadRequest(f"a body must come as it is, not as Content-Encoding {encoding[:40]!r}")
     announced = request.content_length
     if announced is not None and announced > limit_bytes:
         raise TooLarge(f"a body of {announced} bytes is over the limit of {limit_bytes}")

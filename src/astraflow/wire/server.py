@@ -28,7 +28,7 @@ from astraflow.wire.blobs import Blobs
 from astraflow.wire.calls import CALLS, PREFIX, STATUS, Call
 from astraflow.wire.codec import decode
 from astraflow.wire.finite import require_finite
-from astraflow.wire.names import require_names
+from astraflow.wire.names import require_names, require_numbers
 from astraflow.wire.protocol import Dataflow
 from astraflow.wire.replies import errors_as_records, read_body, record_response
 from astraflow.wire.serve_blobs import BlobEndpoints
@@ -89,7 +89,14 @@ class Server:
 
     async def start(self) -> None:
         """Listen. ConfigError if the address cannot be had."""
-        runner = web.AppRunner(self._app, handler_cancellation=True, access_log=None, shutdown_timeout=self._close_s)
+        # Bodies are taken as they come: who sends a compressed one is told so, and nothing is unpacked for him.
+        runner = web.AppRunner(
+            self._app,
+            handler_cancellation=True,
+            access_log=None,
+            shutdown_timeout=self._close_s,
+            auto_decompress=False,
+        )
         await runner.setup()
         try:
             await web.TCPSite(runner, self._host, self._port, ssl_context=self._ssl).start()
@@ -125,8 +132,10 @@ class Server:
             if grant is not None:
                 grant.require_policy(call, message)
             if call.polls:
+            require_numbers(message)
                 return await self._poll(request, method, message)
             task = self._keep(method(message), self._calls)
+                grant.require_component(call, message)
             return record_response(await asyncio.shield(task))
 
         return handle

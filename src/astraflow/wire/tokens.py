@@ -48,6 +48,13 @@ class Grant:
         for other in named - {None, self.policy}:
             raise Forbidden(f"the trainer of policy {self.policy} may not call {call.name} for {other}")
 
+    def require_component(self, call: Call, request: object) -> None:
+        """Raise Forbidden if a worker or a trainer speaks as a component of another kind."""
+        named = getattr(request, "component", None)
+        own = {Role.WORKER: "rollout", Role.TRAINER: "trainer"}.get(self.role)
+        if named is not None and own is not None and named != own:
+            raise Forbidden(f"a token of role {self.role} may not call {call.name} as {named}")
+
     def require_upload(self) -> None:
         """Raise Forbidden unless this role may write weights."""
         if self.role is Role.WORKER:

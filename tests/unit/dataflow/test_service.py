@@ -318,6 +318,41 @@ def test_the_ledger_needs_no_torch_and_a_bug_reaches_its_caller(caplog: pytest.L
         rig.leases(1)
 
 
+def test_a_bug_that_one_call_meets_harms_none_of_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    with Rig() as rig:
+        lease = rig.leases(1)[0]
+
+        def broken(now: float) -> None:
+            rig.db.set("half", 1)
+            raise OverflowError("too large for the database")
+
+        async def together() -> list[Any]:
+            good = m.SubmitRequest(worker="w", group=1, index=0, attempt=1, episode=rig.episode(lease))
+            calls = (rig.service._commits.write(broken), rig.service.submit(good))
+            return await asyncio.gather(*calls, return_exceptions=True)
+
+        first, second = rig.go(together())
+        assert isinstance(first, OverflowError)
+        assert second == m.SubmitReply()
+        assert rig.db.get("half") is None
+        assert "OverflowError" in caplog.text
+        assert rig.service.ledger.state == "running"
+
+
+def test_a_bug_that_nobody_waits_for_stops_the_run_with_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group that cannot be settled would be tried for ever, in every transaction."""
+
+    def broken(*_: object) -> None:
+        raise IndexError("out of the table")
+
+    with Rig() as rig:
+        monkeypatch.setattr("astraflow.dataflow.service.settle_ready", broken)
+        rig.play_groups(1)
+        status = rig.go(rig.service.status())
+        assert (status.state, status.error) == ("failed", "RunFailed: inside dataflow: IndexError: out of the table")
+        rig.balanced()
+
+
 def test_run_is_the_passing_of_time() -> None:
     from astraflow.clock import SystemClock
     from astraflow.dataflow.ledger import Ledger
