@@ -15,6 +15,7 @@ AstraFlowError
       VersionConflict      409  the commit does not follow the current version
       ConfigMismatch       409  another config or code digest
       NameTaken            409  another live component has this name
+      Pruned               409  the data that this would need is no longer stored
     TooLarge               413  body over the limit
     StorageFull            507  dataflow cannot write; it takes no work until space is back
   Unavailable              503  could not be reached or is starting; the only error that a client retries
@@ -94,6 +95,9 @@ class ConfigMismatch(Conflict): ...
 
 
 class NameTaken(Conflict): ...
+
+
+class Pruned(Conflict): ...
 
 
 class TooLarge(Refused):

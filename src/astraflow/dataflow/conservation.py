@@ -48,7 +48,7 @@ def _episodes(db: sqlite3.Connection) -> tuple[dict[str, int], int]:
     without = _number(
         db,
         "SELECT COUNT(*) FROM episodes e LEFT JOIN payloads p ON p.group_id = e.group_id AND p.idx = e.idx "
-        "WHERE e.state = 'done' AND p.id IS NULL",
+        "WHERE e.state = 'done' AND p.id IS NULL AND e.group_id NOT IN (SELECT group_id FROM pruned_groups)",
     )
     return {"admitted": admitted, **states}, abs(admitted - sum(states.values())) + wrong + without
 

@@ -61,6 +61,18 @@ class Payloads:
             raise DigestMismatch(f"payload {path} does not have the digest in its name: the file is damaged")
         return body
 
+    def names(self) -> list[str]:
+        """Every file of the folder."""
+        return [] if self._folder is None else sorted(entry.name for entry in os.scandir(self._folder))
+
+    def remove(self, name: str) -> None:
+        """Unless a row names it. Raises OSError."""
+        named = self._store.one(
+            "SELECT 1 FROM payloads WHERE file = ? UNION ALL SELECT 1 FROM batches WHERE file = ? LIMIT 1", name, name
+        )
+        if named is None and self._folder is not None:
+            (self._folder / name).unlink(missing_ok=True)
+
     def _write(self, path: Path, body: bytes) -> None:
         part = path.with_suffix(".part")
         try:

@@ -165,6 +165,15 @@ CREATE TABLE IF NOT EXISTS payloads (
   UNIQUE (group_id, idx)
 );
 
+CREATE INDEX IF NOT EXISTS payloads_file ON payloads (file) WHERE file IS NOT NULL;
+
+CREATE TABLE IF NOT EXISTS pruned_groups (  -- whose payloads are gone: nothing can ask for them again
+  group_id INTEGER PRIMARY KEY,
+  episodes INTEGER NOT NULL,
+  bytes INTEGER NOT NULL,
+  at REAL NOT NULL
+);
+
 CREATE TABLE IF NOT EXISTS samples (
   group_id INTEGER NOT NULL,
   policy TEXT NOT NULL,
@@ -199,6 +208,9 @@ CREATE TABLE IF NOT EXISTS batches (
 );
 CREATE INDEX IF NOT EXISTS batches_live ON batches (policy, version, id) WHERE state IN ('cut', 'issued');
 CREATE INDEX IF NOT EXISTS batches_done ON batches (policy, version) WHERE state = 'committed';
+CREATE INDEX IF NOT EXISTS batches_stored ON batches (policy, state, version)
+  WHERE (rows IS NOT NULL OR file IS NOT NULL);
+CREATE INDEX IF NOT EXISTS batches_file ON batches (file) WHERE file IS NOT NULL;
 
 CREATE TABLE IF NOT EXISTS batch_groups (
   batch INTEGER NOT NULL,

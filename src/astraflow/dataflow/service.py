@@ -24,6 +24,7 @@ from astraflow.dataflow.components import ROLLOUT, TRAINER
 from astraflow.dataflow.cutting import try_batch
 from astraflow.dataflow.leasing import try_lease
 from astraflow.dataflow.ledger import USER_CODE, Ledger
+from astraflow.dataflow.retention import Retention
 from astraflow.dataflow.settings import RunSpec
 from astraflow.dataflow.settling import settle_ready
 from astraflow.dataflow.status import events, status
@@ -51,6 +52,7 @@ class DataflowService:
         self._commits = Commits(ledger, clock or SystemClock(), after=self._after, undone=self._undone)
         self._lock = lock
         self._watchdog = Watchdog(ledger, self._commits.now)
+        self._retention = Retention(ledger)
         self._marks: set[str] = set()
         self._generation: dict[str, int] = {}
         self._waiting: dict[str, asyncio.Event] = {}
@@ -126,6 +128,7 @@ class DataflowService:
         if not self._settling and self.ledger.groups.any_ready and self.ledger.state == "running":
             self._settling = True
             self._commits.post(self._settle)
+        self._retention.remove_files()
         for topic in self._marks:
             self._generation[topic] = self._generation.get(topic, 0) + 1
             event = self._waiting.pop(topic, None)
@@ -137,6 +140,7 @@ class DataflowService:
         """A transaction failed as a whole: what is ready is settled after the next one."""
         self._settling = False
         self._marks.clear()
+        self._retention.forget()
 
     async def _poll(self, topic: str, wait_s: float, attempt: Callable[[float], R], enough: Callable[[R], bool]) -> R:
         """Try, and again whenever the topic changes, until there is enough or the caller's time is over."""
@@ -168,6 +172,13 @@ class DataflowService:
             self._mark_all()
         if self._watchdog.look(now):
             self._mark_all()
+        self._retention.begin()
+        self._prune(now)
+
+    def _prune(self, now: float) -> None:
+        """A slice with this transaction; the rest with the next ones, among the calls that come."""
+        if self._retention.prune(now):
+            self._commits.post(self._prune)
 
     # ── rollout side ──
 

@@ -26,6 +26,7 @@ def connect(target: Path | str) -> sqlite3.Connection:
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA busy_timeout = 5000")
+    connection.execute("PRAGMA secure_delete = OFF")  # on in Debian: pruned pages would be written once more, as zeros
     connection.execute("PRAGMA wal_autocheckpoint = 4000")
     return connection
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from astraflow.dataflow.ledger import Ledger
+from astraflow.dataflow.retention import checkpoint_kept, forget_checkpoint, require_bytes
 from astraflow.dataflow.sweeps import cancel_hopeless
 from astraflow.errors import BadRequest, UnknownVersion
 from astraflow.observe.points import reach
@@ -12,7 +13,7 @@ from astraflow.wire.codec import decode
 
 
 def resume(ledger: Ledger, now: float, request: m.ResumeRequest) -> m.ResumeReply:
-    """Register a trainer at its checkpoint; a repeated call changes nothing. Raises UnknownVersion."""
+    """Register a trainer at its checkpoint; a repeated call changes nothing. Raises UnknownVersion, Pruned."""
     policies, store, policy = ledger.policies, ledger.store, request.policy
     policies.require(policy, trainable=True)
     key = (request.trainer, request.incarnation, request.version, request.digest)
@@ -25,6 +26,7 @@ def resume(ledger: Ledger, now: float, request: m.ResumeRequest) -> m.ResumeRepl
             f"trainer {request.trainer!r} resumes {policy} at version {request.version} with digest "
             f"{request.digest[:12]}…, which was never published in run {ledger.spec.run}"
         )
+    require_bytes(store, policy, request.version, f"trainer {request.trainer!r} of {policy}")
     undone: tuple[int, ...] = ()
     ledger.batches.release(policy)
     if request.version < policies.versions[policy]:
@@ -38,6 +40,7 @@ def resume(ledger: Ledger, now: float, request: m.ResumeRequest) -> m.ResumeRepl
         )
     epoch = store.number("SELECT trainer_epoch FROM policies WHERE name = ?", policy) + 1
     store.run("UPDATE policies SET trainer_epoch = ?, no_signal = 0 WHERE name = ?", (epoch, policy))
+    forget_checkpoint(store, policy)
     store.run("INSERT OR REPLACE INTO trainers VALUES (?, ?, ?, ?, ?, ?, ?)", (policy, *key, epoch, now))
     _publish_resumed(ledger, now, request, known, epoch)
     store.event(
@@ -66,6 +69,7 @@ def _resumed(ledger: Ledger, policy: str, epoch: int, undone: tuple[int, ...]) -
 def commit(ledger: Ledger, now: float, request: m.CommitRequest) -> m.CommitReply:
     policy = request.policy
     ledger.policies.require_epoch(policy, request.trainer_epoch)
+    checkpoint_kept(ledger.store, policy, ledger.policies.versions[policy], request.oldest_checkpoint)
     if request.manifest is None:
         if not request.reason:
             raise BadRequest(f"commit of batch {request.batch} of {policy} has neither a manifest nor a reason")
@@ -119,7 +123,9 @@ def roll_back(ledger: Ledger, now: float, policy: str, version: int) -> tuple[in
         raise BadRequest(
             f"{policy} is at version {ledger.policies.versions[policy]}, it cannot be rolled back to {version}"
         )
+    require_bytes(ledger.store, policy, version, f"policy {policy}")
     manifest = _committed(ledger, policy, version)
+    forget_checkpoint(ledger.store, policy)
     gone = ledger.batches.roll_back(now, policy, version)
     ledger.store.run("UPDATE policies SET trainer_epoch = trainer_epoch + 1 WHERE name = ?", (policy,))
     ledger.store.run("DELETE FROM trainers WHERE policy = ?", (policy,))

@@ -88,6 +88,10 @@ class Checkpoints:
             else:
                 say(f"checkpoint {folder} is damaged ({wrong}); an older one is used")
 
+    def oldest(self, newest: int) -> int | None:
+        """Version of the oldest one in the history of checkpoint ``newest``: nobody goes further back than to that."""
+        return min((version for version in self._found() if 0 < version <= newest), default=None)
+
     def _found(self) -> list[int]:
         """Versions, newest first."""
         names = [p.name for p in self.folder.glob("step-*") if p.is_dir()] if self.folder.exists() else []

@@ -213,6 +213,7 @@ class TrainLoop:
                 manifest=manifest,
                 reason=None if report.updated else report.reason,
                 metrics=metrics,
+                oldest_checkpoint=self._checkpoints.oldest(self._saved),
             )
         )
         reach("trainer.after_commit")

@@ -155,6 +155,9 @@ class CommitRequest(Record, frozen=True, kw_only=True):
     """None with a reason: the groups are dropped(reason), version and optimiser stay."""
     reason: str | None = None
     metrics: dict[str, float] = {}
+    oldest_checkpoint: int | None = None
+    """Version of the oldest checkpoint that the trainer keeps: what is in it need never come again. None: it has none,
+    or does not say."""
 
 
 class CommitReply(Record, frozen=True, kw_only=True):

@@ -286,6 +286,13 @@ class Rig:
             )
         )
 
+    def digest_at(self, version: int, policy: str = "p") -> str:
+        """Of the newest publication of a version."""
+        return self.service.ledger.policies.manifest(policy, version).digest
+
+    def roll_back(self, version: int, policy: str = "p") -> None:
+        self.go(self.flow.operate(m.OperatorRequest(action="rollback", policy=policy, version=version)))
+
     def batch(self, epoch: int, policy: str = "p") -> m.BatchReply:
         return self.go(self.flow.batch(m.BatchRequest(policy=policy, trainer_epoch=epoch)))
 
@@ -294,7 +301,9 @@ class Rig:
         assert reply.batch is not None, reply
         return reply.batch
 
-    def commit(self, batch: Batch, *, salt: str = "", reason: str | None = None) -> m.CommitReply:
+    def commit(
+        self, batch: Batch, *, salt: str = "", reason: str | None = None, oldest: int | None = None
+    ) -> m.CommitReply:
         made = None if reason else manifest(batch.policy, batch.version + 1, salt=salt)
         return self.go(
             self.flow.commit(
@@ -304,16 +313,17 @@ class Rig:
                     trainer_epoch=batch.trainer_epoch,
                     manifest=made,
                     reason=reason,
+                    oldest_checkpoint=oldest,
                 )
             )
         )
 
-    def step(self, epoch: int, policy: str = "p") -> Batch:
-        """Play what a batch needs, take it and commit it."""
+    def step(self, epoch: int, policy: str = "p", *, oldest: int | None = None) -> Batch:
+        """Play what a batch needs, take it and commit it, saying which checkpoint is the oldest."""
         need = self.spec.policies[policy].groups_per_batch
         self.play_groups(need)
         batch = self.take(epoch, policy)
-        self.commit(batch)
+        self.commit(batch, oldest=oldest)
         return batch
 
 

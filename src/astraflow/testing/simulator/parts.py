@@ -7,6 +7,7 @@ import json
 import random
 import string
 from collections.abc import Callable
+from dataclasses import replace
 
 from astraflow.algorithms.base import Curate
 from astraflow.algorithms.credit import GroupMean
@@ -108,8 +109,13 @@ def run_spec(plan: Plan) -> RunSpec:
             select=EarliestDeadline(window=plan.window),
         ),
         eval=EvalSpec(tasks=_held_out(), count=3, every=2) if plan.evaluate else None,
-        limits=LIMITS,
+        limits=LIMITS if _keeps_checkpoints(plan) else replace(LIMITS, retain="all"),
     )
+
+
+def _keeps_checkpoints(plan: Plan) -> bool:
+    """Whoever loses checkpoints that it has told of may go back further than what is pruned; that is refused."""
+    return not any(act.what in ("trainer_old_checkpoint", "rollback") for act in plan.acts)
 
 
 def _held_out() -> ListTasks:
