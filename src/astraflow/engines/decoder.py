@@ -141,17 +141,20 @@ class Decoder:
     # ── the step ──
 
     @torch.inference_mode()
-    def step(self) -> None:
+    def step(self) -> int:
+        """Returns how many rows were computed."""
         self._admit()
+        rows = 0
         for held in list(self.held):
             mine = [sequence for sequence in self.running if sequence.held is held]
             if mine:
-                self._step(held, mine)
+                rows += self._step(held, mine)
+        return rows
 
-    def _step(self, held: Held, mine: list[Sequence]) -> None:
+    def _step(self, held: Held, mine: list[Sequence]) -> int:
         chosen = self._choose(mine)
         if not chosen:
-            return
+            return 0
         chosen.sort(key=lambda pair: (pair[1] > 1, pair[0].slot))
         tokens = [token for sequence, count in chosen for token in _next(sequence, count)]
         rows = Rows(
@@ -170,6 +173,7 @@ class Decoder:
             sampled = sample(logits, [_draw(sequence) for sequence in ready])
             for sequence, token, logprob in zip(ready, *sampled, strict=True):
                 self._take(sequence, token, logprob)
+        return len(tokens)
 
     def _choose(self, mine: list[Sequence]) -> list[tuple[Sequence, int]]:
         """Sequences and how many of their tokens this step computes."""

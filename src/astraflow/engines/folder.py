@@ -24,6 +24,7 @@ class ModelFolder:
     max_context: int
     end_ids: frozenset[int]
     dtype: torch.dtype
+    device: torch.device
     text_of: Callable[[list[int]], str]
 
 
@@ -44,6 +45,7 @@ def open_folder(folder: Path, settings: EngineSettings) -> ModelFolder:
         max_context=settings.max_context or model.context,
         end_ids=_end_ids(folder, config, settings),
         dtype=dtype,
+        device=device,
         text_of=_LazyText(folder),
     )
 

@@ -28,7 +28,7 @@ class EngineSettings:
     end_ids: tuple[int, ...] | None = None
     """Tokens that end every reply. None: those of the model folder's generation config."""
     threads: int = 0
-    """Torch threads of the process. 0: leave as it is."""
+    """Torch threads of a decode step. 0: the launcher's share or all cores, whichever is faster at the moment."""
     max_waiting: int = 65536
     """Requests waiting for a slot before further ones are refused as ``Unavailable``."""
     pin_wait_s: float = 600.0

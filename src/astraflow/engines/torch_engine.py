@@ -19,6 +19,7 @@ from astraflow.engines.decoder import Decoder
 from astraflow.engines.folder import ModelFolder, open_folder
 from astraflow.engines.sequence import Held, Sequence
 from astraflow.engines.settings import EngineSettings
+from astraflow.engines.threads import ThreadTuner, available_cores
 from astraflow.errors import BadRequest, TimedOut, Unavailable
 from astraflow.types import Manifest
 
@@ -63,8 +64,6 @@ class TorchEngine:
         """Reads the folder's config and tokenizer; weights come by ``load``. Raises ConfigError."""
         if self._thread is not None:
             return
-        if self._settings.threads:
-            torch.set_num_threads(self._settings.threads)
         self._folder = await asyncio.to_thread(open_folder, self._dir, self._settings)
         self._decoder = Decoder(self._folder.model, self._settings, text_of=self._folder.text_of, now=time.monotonic)
         self._thread = threading.Thread(target=self._decode, name=f"decode-{self._policy}", daemon=True)
@@ -177,6 +176,8 @@ class TorchEngine:
     def _decode(self) -> None:
         decoder = self._decoder
         assert decoder is not None
+        tuner = ThreadTuner(self._thread_choices())
+        torch.set_num_threads(tuner.threads)
         while True:
             with self._wake:
                 while not (self._inbox or self._closing or decoder.busy):
@@ -190,9 +191,25 @@ class TorchEngine:
                 decoder.fail_all(Unavailable(f"engine {self._policy} was closed"))
                 return
             try:
-                decoder.step()
+                self._step(decoder, tuner)
             except Exception as error:  # noqa: BLE001 - a failed step (out of memory, a broken kernel) fails its requests
                 decoder.fail_all(Unavailable(f"decode step failed: {type(error).__name__}: {error}"))
+
+    @staticmethod
+    def _step(decoder: Decoder, tuner: ThreadTuner) -> None:
+        before, began = tuner.threads, time.perf_counter()
+        rows = decoder.step()
+        if rows:
+            tuner.took(time.perf_counter() - began, rows)
+        if tuner.threads != before:
+            torch.set_num_threads(tuner.threads)  # of this thread
+
+    def _thread_choices(self) -> tuple[int, ...]:
+        if self._settings.threads:
+            return (self._settings.threads,)
+        if self._open().device.type != "cpu":
+            return (torch.get_num_threads(),)
+        return (torch.get_num_threads(), available_cores())
 
 
 def _prepare(folder: ModelFolder, manifest: Manifest, files: list[Path]) -> Held:

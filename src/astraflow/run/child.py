@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from astraflow.engines.threads import available_cores
+
 LIFELINE = "ASTRAFLOW_LIFELINE"
 """Set for processes that a launcher started."""
 ORPHANED = 75
@@ -123,12 +125,19 @@ def hold_lifeline() -> None:
     threading.Thread(target=watch, name="lifeline", daemon=True).start()
 
 
-def shared_cores(busy: int, cores: int | None = None) -> dict[str, str]:
+SPINS = "10000"
+"""Rounds that an OpenMP thread of a decoding engine waits awake: tens of microseconds.
+
+A decode step is hundreds of short parallel regions, and going to sleep after each makes it half as fast. The engine
+uses several threads only while that is faster (``engines.threads``)."""
+
+
+def shared_cores(busy: int, cores: int | None = None, *, decodes: bool = False) -> dict[str, str]:
     """Environment of a process that shares the machine with ``busy`` heavy ones, itself included.
 
     Two processes of two spinning OpenMP threads each on two cores run at a thirtieth of their speed.
     """
-    found = cores or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores or os.cpu_count() or 1
+    found = cores or available_cores()
     threads = str(max(1, found // max(1, busy)))
     return {
         "OMP_NUM_THREADS": threads,
@@ -136,4 +145,5 @@ def shared_cores(busy: int, cores: int | None = None) -> dict[str, str]:
         "OPENBLAS_NUM_THREADS": threads,
         "OMP_WAIT_POLICY": "PASSIVE",
         "TOKENIZERS_PARALLELISM": "false",
+        **({"GOMP_SPINCOUNT": SPINS} if decodes else {}),
     }

@@ -165,7 +165,7 @@ class Supervisor:
         spec = ChildSpec(
             name=name,
             arguments=(verb, "--run-dir", str(self._run.path), *rest),
-            environment={**shared_cores(busy), ENVIRONMENT: self._tokens.of(role, policy)},
+            environment={**shared_cores(busy, decodes=role is Role.WORKER), ENVIRONMENT: self._tokens.of(role, policy)},
             log=self._run.logs / f"{name}.log",
         )
         post = _Post(spec=spec, role=role, policy=policy)

@@ -102,6 +102,8 @@ def test_cores_are_shared() -> None:
     assert shared_cores(2, cores=16)["OMP_NUM_THREADS"] == "8"
     assert shared_cores(9, cores=2)["OMP_NUM_THREADS"] == "1"
     assert shared_cores(2, cores=2)["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert "GOMP_SPINCOUNT" not in shared_cores(2, cores=2)
+    assert int(shared_cores(2, cores=2, decodes=True)["GOMP_SPINCOUNT"]) > 0
 
 
 def test_a_child_ends_when_its_launcher_is_gone() -> None:
