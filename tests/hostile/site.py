@@ -24,7 +24,7 @@ from astraflow.wire.codec import decode, encode
 from astraflow.wire.server import Server
 from astraflow.wire.tokens import Tokens
 from tests.unit.dataflow import rig as rigs
-from tests.unit.dataflow.rig import Rig, make_spec
+from tests.unit.dataflow.rig import Rig, make_spec, tasks
 
 REFUSALS_COUNTED = ("fenced", "closed", "duplicates")
 """Counters that tell how often a call was refused or came twice: the only thing that such a call may change."""
@@ -45,7 +45,7 @@ class HostileSite:
     """One open run: a group settled, one half played, a batch issued, one committed; two policies."""
 
     def __init__(self, folder: Path | None = None, *, run: str = "r") -> None:
-        spec = make_spec(steps=9, max_staleness=3, groups_per_batch=1)
+        spec = make_spec(steps=9, max_staleness=3, groups_per_batch=1, source=tasks(name=run))
         self.rig = Rig(dataclasses.replace(spec, run=run, seed=len(run)))
         self.tokens = Tokens.make(["p"])
         store = DirStore(folder) if folder is not None else None
@@ -70,7 +70,6 @@ class HostileSite:
         batch = rig.take(epoch)
         held = rig.leases(3)
         rig.submit(held[0], 0.5)
-        newest = rig.digest("p")
         commit = m.CommitRequest(
             policy="p", batch=batch.id, trainer_epoch=epoch, manifest=rigs.manifest("p", batch.version + 1)
         )
@@ -86,7 +85,7 @@ class HostileSite:
             ),
             "hand_back": m.HandBackRequest(worker="w", held=(held[2].id,)),
             "resume": m.ResumeRequest(
-                policy="p", version=newest[0], digest=newest[1], trainer="t-p", incarnation="t", manifest=None
+                policy="p", version=0, digest=rigs.manifest("p").digest, trainer="t-p", incarnation="t"
             ),
             "batch": m.BatchRequest(policy="p", trainer_epoch=epoch),
             "commit": commit,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from astraflow.dataflow.ledger import Ledger
 from astraflow.dataflow.retention import checkpoint_kept, forget_checkpoint, require_bytes
 from astraflow.dataflow.sweeps import cancel_hopeless
-from astraflow.errors import BadRequest, UnknownVersion
+from astraflow.errors import BadRequest, Fenced, UnknownVersion
 from astraflow.observe.points import reach
 from astraflow.types import Manifest
 from astraflow.wire import messages as m
@@ -21,6 +21,8 @@ def resume(ledger: Ledger, now: float, request: m.ResumeRequest) -> m.ResumeRepl
     if row is not None and row[:4] == key:
         return _resumed(ledger, policy, row[4], ())
     known = policies.at(policy, request.version, request.digest)
+    if row is not None and row[1] != request.incarnation:
+        _refuse_replaced(ledger, request, newer=row[0])
     if known is None:
         raise UnknownVersion(
             f"trainer {request.trainer!r} resumes {policy} at version {request.version} with digest "
@@ -45,12 +47,27 @@ def resume(ledger: Ledger, now: float, request: m.ResumeRequest) -> m.ResumeRepl
     _publish_resumed(ledger, now, request, known, epoch)
     store.event(
         now, "resumed", policy=policy, trainer=request.trainer, trainer_epoch=epoch, version=request.version,
-        undone=list(undone),
+        incarnation=request.incarnation, undone=list(undone),
     )  # fmt: skip
     return _resumed(ledger, policy, epoch, undone)
 
 
 def _publish_resumed(ledger: Ledger, now: float, request: m.ResumeRequest, known: Manifest, epoch: int) -> None:
+def _refuse_replaced(ledger: Ledger, request: m.ResumeRequest, *, newer: str) -> None:
+    """A call of a process that was replaced came late, or came twice: it must not fence the one that replaced it."""
+    row = ledger.store.one(
+        "SELECT json_extract(data, '$.trainer_epoch') FROM events WHERE kind = 'resumed' AND policy = ? "
+        "AND json_extract(data, '$.incarnation') = ? ORDER BY id DESC LIMIT 1",
+        request.policy,
+        request.incarnation,
+    )
+    if row is not None:
+        raise Fenced(
+            f"this process of trainer {request.trainer!r} had trainer epoch {row[0]} of {request.policy}, which "
+            f"{newer!r} has replaced: a process that was replaced cannot resume, start a new one"
+        )
+
+
     """Workers follow the newest serial: back to the version resumed at, and to where its files are now."""
     manifest = known if request.manifest is None else request.manifest
     if (manifest.policy, manifest.version, manifest.digest) != (known.policy, known.version, known.digest):
