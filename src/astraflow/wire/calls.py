@@ -79,5 +79,7 @@ CALLS = {
         Call(name="operate", request=m.OperatorRequest, reply=m.Done, roles=_OPERATOR),
     )
 }
+MANY = Call(name="submit_many", request=m.SubmitManyRequest, reply=m.SubmitManyReply, roles=_WORKER)
+"""An envelope for ``submit``, no call of the protocol. Its limit bounds what many small episodes may cost together."""
 STATUS = "status"
 """GET, no body; every role."""

@@ -13,8 +13,9 @@ from typing import Self, TypeVar
 from astraflow.errors import ConfigError, UnknownVersion
 from astraflow.types import Manifest, Record
 from astraflow.wire import messages as m
-from astraflow.wire.calls import CALLS, PREFIX, STATUS
+from astraflow.wire.calls import CALLS, MANY, PREFIX, STATUS
 from astraflow.wire.codec import encode
+from astraflow.wire.many import Submits
 from astraflow.wire.names import require_manifest
 from astraflow.wire.transfer import Transfer
 from astraflow.wire.transport import Retry, Transport
@@ -45,6 +46,7 @@ class HttpDataflow:
         retry = Retry(budget_s=retry_s, attempts=attempts)
         trust = None if ca is None else _trusting(ca)
         self._transport = Transport(url, token, retry=retry, timeout_s=timeout_s, seed=seed, ssl_context=trust)
+        self._submits = Submits(self._submit_one, self._submit_many)
         self.weights = Transfer(self._transport)
         """Upload and download of weight files."""
 
@@ -62,6 +64,7 @@ class HttpDataflow:
 
     async def close(self) -> None:
         """Close the connections. A later call opens new ones."""
+        await self._submits.close()
         await self._transport.close()
 
     async def hello(self, request: m.HelloRequest) -> m.HelloReply:
@@ -80,7 +83,14 @@ class HttpDataflow:
         return reply
 
     async def submit(self, request: m.SubmitRequest) -> m.SubmitReply:
-        return await self._call("submit", request, m.SubmitReply)
+        """Episodes that are submitted in one turn of the loop travel together; each has its own answer."""
+        return await self._submits.submit(request)
+
+    async def _submit_one(self, body: bytes) -> m.SubmitReply:
+        return await self._send("submit", body, m.SubmitReply)
+
+    async def _submit_many(self, request: m.SubmitManyRequest) -> m.SubmitManyReply:
+        return await self._send(MANY.name, encode(request), m.SubmitManyReply)
 
     async def hand_back(self, request: m.HandBackRequest) -> m.Done:
         return await self._call("hand_back", request, m.Done)
@@ -117,8 +127,10 @@ class HttpDataflow:
         return await self._call("operate", request, m.Done)
 
     async def _call(self, name: str, request: Record, kind: type[R], *, wait_s: float = 0.0) -> R:
-        body = encode(request)
-        limit = CALLS[name].reply_limit_bytes
+        return await self._send(name, encode(request), kind, wait_s=wait_s)
+
+    async def _send(self, name: str, body: bytes, kind: type[R], *, wait_s: float = 0.0) -> R:
+        limit = (MANY if name == MANY.name else CALLS[name]).reply_limit_bytes
         return await self._transport.call(f"{PREFIX}/{name}", body, kind, limit_bytes=limit, wait_s=wait_s)
 
 

@@ -105,6 +105,27 @@ class SubmitReply(Record, frozen=True, kw_only=True):
     group_closed: bool = False
 
 
+class SubmitManyRequest(Record, frozen=True, kw_only=True):
+    """Several submits in one request, each judged as if it had come alone."""
+
+    requests: tuple[bytes, ...]
+    """Each an encoded SubmitRequest: a broken one harms no other."""
+
+
+class SubmitAnswer(Record, frozen=True, kw_only=True):
+    """One of them: a reply, or the error that it would have got alone."""
+
+    reply: SubmitReply | None = None
+    kind: str = ""
+    """Name of a class in ``errors.py``."""
+    message: str = ""
+
+
+class SubmitManyReply(Record, frozen=True, kw_only=True):
+    answers: tuple[SubmitAnswer, ...]
+    """In the order of the requests."""
+
+
 class HandBackRequest(Record, frozen=True, kw_only=True):
     """A draining worker gives back leases that it will not finish: they are pending again at once."""
 

@@ -36,7 +36,7 @@ def describe() -> Schema:
     return {
         "version": 1,
         "arrays": {str(code): dtype for code, dtype in codec.DTYPES.items()},
-        "calls": {c.name: [c.request.__name__, c.reply.__name__] for c in calls.CALLS.values()},
+        "calls": {c.name: [c.request.__name__, c.reply.__name__] for c in (*calls.CALLS.values(), calls.MANY)},
         "enums": {name: sorted(str(v.value) for v in kind) for name, kind in sorted(_enums().items())},
         "records": {name: _describe_record(kind) for name, kind in records().items()},
     }

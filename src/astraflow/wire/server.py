@@ -1,6 +1,7 @@
 """``Dataflow`` and a weight store over HTTP/1.1: a loop over the table in ``calls.py``. Decides nothing.
 
     POST /v1/{call}            msgpack → msgpack, errors {kind, message} with the class's status
+    POST /v1/submit_many       several submits, each answered as if it had come alone
     GET  /v1/status            msgpack, or JSON if asked
     GET  /metrics              text for Prometheus
     GET, PUT /v1/weights/{sha256}
@@ -23,9 +24,10 @@ from aiohttp import web
 
 from astraflow.errors import AstraFlowError, ConfigError, NotFound, Unauthorised, Unavailable
 from astraflow.types import Record
+from astraflow.wire import many
 from astraflow.wire import messages as m
 from astraflow.wire.blobs import Blobs
-from astraflow.wire.calls import CALLS, PREFIX, STATUS, Call
+from astraflow.wire.calls import CALLS, MANY, PREFIX, STATUS, Call
 from astraflow.wire.codec import decode
 from astraflow.wire.finite import require_finite
 from astraflow.wire.names import require_names, require_numbers
@@ -77,6 +79,7 @@ class Server:
         self._runner: web.AppRunner | None = None
         self._app = web.Application(middlewares=[errors_as_records], client_max_size=1 << 62)
         self._app.add_routes([web.post(f"{PREFIX}/{call.name}", self._handler(call)) for call in CALLS.values()])
+        self._app.add_routes([web.post(f"{PREFIX}/{MANY.name}", self._submit_many)])
         self._app.add_routes([web.get(f"{PREFIX}/{STATUS}", self._status), web.get("/metrics", self._metrics_text)])
         if store is not None:
             self._app.add_routes(BlobEndpoints(store, self._grant, limit_bytes=file_limit_bytes).routes())
@@ -129,16 +132,24 @@ class Server:
                 grant.require_role(call)
             message = await self._read(request, call)
             require_names(message)
+            require_numbers(message)
             if grant is not None:
                 grant.require_policy(call, message)
+                grant.require_component(call, message)
             if call.polls:
-            require_numbers(message)
                 return await self._poll(request, method, message)
             task = self._keep(method(message), self._calls)
-                grant.require_component(call, message)
             return record_response(await asyncio.shield(task))
 
         return handle
+
+    async def _submit_many(self, request: web.Request) -> web.StreamResponse:
+        grant = self._grant(request)
+        if grant is not None:
+            grant.require_role(MANY)
+        message = await self._read(request, MANY)
+        task = self._keep(many.answer(message, self._dataflow.submit), self._calls)
+        return record_response(await asyncio.shield(task))
 
     async def _read(self, request: web.Request, call: Call) -> Any:
         body = await read_body(request, limit_bytes=call.limit_bytes, deadline_s=BODY_DEADLINE_S)
