@@ -23,7 +23,7 @@ FLAGS = {
     "eval": ("recipe", "model", "policy", "set", "seed", "json"),
     "models get": ("name", "dir"),
     "models export": ("run", "dir", "version", "policy"),
-    "bench": ("name", "json"),
+    "bench": ("name", "json", "kills", "seed", "recipe", "set", "run_dir"),
     "dataflow": ("recipe", "run_dir", "set", "seed", "host", "port", "tls_cert", "tls_key", "tensorboard"),
     "rollout": ("dataflow", "recipe", "run_dir", "set", "seed", "name", "ca"),
     "trainer": ("dataflow", "recipe", "policy", "run_dir", "set", "seed", "ca"),

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import pkgutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from tyro.conf import Positional
 
@@ -16,6 +19,15 @@ class Args:
     """engine, trainer and so on: the modules of astraflow.run.bench"""
     json: bool = False
     """One JSON object on standard output and nothing else there."""
+    kills: int | None = None
+    """chaos: how many faults."""
+    seed: int | None = None
+    recipe: str | None = None
+    """chaos: file, or package.module:function; left out, examples/tiny.py."""
+    set: list[str] = field(default_factory=list)
+    """path=value, any number, of the recipe."""
+    run_dir: Path | None = None
+    """chaos: where the run is and stays."""
 
 
 def main(args: Args) -> int:
@@ -25,10 +37,23 @@ def main(args: Args) -> int:
     known = sorted(module.name for module in pkgutil.iter_modules(bench.__path__) if not module.name.startswith("_"))
     if args.name not in known:
         raise ConfigError(f"there is no bench {args.name!r}; known: {', '.join(known)}")
-    result = importlib.import_module(f"astraflow.run.bench.{args.name}").main()
+    run = importlib.import_module(f"astraflow.run.bench.{args.name}").main
+    result = run(**_options(args, tuple(inspect.signature(run).parameters)))
     if args.json:
         print(json.dumps(result))
     else:
         for key, value in result.items():
             print(f"{key:<32} {value:,.2f}" if isinstance(value, float) else f"{key:<32} {value}")
     return 0
+
+
+def _options(args: Args, takes: tuple[str, ...]) -> dict[str, Any]:
+    """What was given, to a bench that takes it."""
+    from astraflow.errors import ConfigError
+
+    given = {name: getattr(args, name) for name in ("kills", "seed", "recipe", "set", "run_dir")}
+    given = {name: value for name, value in given.items() if value is not None and value != []}
+    for name in given:
+        if name not in takes:
+            raise ConfigError(f"bench {args.name} takes no --{name.replace('_', '-')}")
+    return given

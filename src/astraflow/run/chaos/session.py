@@ -1,0 +1,133 @@
+"""A run that suffers a plan of faults, is stopped, resumed to a last step without faults, and judged.
+
+start ── faults ── a few more steps ── stop ── resume with an end a few steps on ── finished ── verdict
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from astraflow.errors import ConfigError, RunFailed
+from astraflow.observe.points import ENVIRONMENT
+from astraflow.run.chaos.act import MORE_STEPS, Actor
+from astraflow.run.chaos.evidence import count_undone, read_claims, read_histories, read_versions
+from astraflow.run.chaos.judge import figures, judge
+from astraflow.run.chaos.plan import Fault, make_plan
+from astraflow.run.config import Resolved, resolve
+from astraflow.run.first_cause import first_cause_only
+from astraflow.run.layout import RunFolder, write_json
+from astraflow.run.prepare import create_run
+from astraflow.run.supervisor import Listen, Supervisor
+
+ENDLESS = 1_000_000
+"""Steps of the run while faults happen."""
+SERVICES = 3
+CHECKPOINT_EVERY = 5
+
+Say = Callable[[str], None]
+
+
+def session(
+    reference: str, *, kills: int, seed: int, overrides: Sequence[str], folder: Path, say: Say = lambda _: None
+) -> dict[str, Any]:
+    """The figures of docs/benchmarks.md, of a run below ``folder``."""
+    plan = make_plan(kills, seed)
+    began = time.monotonic()
+    settings = [*_settings(reference), *overrides]
+    resolved = resolve(reference, [*settings, f"steps={ENDLESS}"])
+    orders = (folder / "orders").resolve()
+    orders.mkdir(parents=True)
+    run = create_run(resolved, (folder / "run").resolve(), say=say)
+    with first_cause_only(), _orders_in(orders):
+        actor = asyncio.run(_suffer(run, resolved, plan, orders, say))
+    undone = count_undone(run)
+    steps = max(read_versions(run).values()) + MORE_STEPS
+    last = resolve(reference, [*settings, f"steps={steps}"])
+    write_json(run.config, last.as_file())
+    say(f"all faults are done; the run goes on to step {steps}, its last one")
+    with first_cause_only():
+        asyncio.run(Supervisor(run, last, listen=Listen(), say=say).run())
+    return _report(run, last, actor, undone=undone) | {
+        "seed": seed,
+        "steps": steps,
+        "wall_s": round(time.monotonic() - began, 1),
+    }
+
+
+def _settings(reference: str) -> list[str]:
+    """Many services, checkpoints often enough that their points are passed, one thread a process."""
+    recipe = resolve(reference).recipe
+    out = [f"services={max(SERVICES, recipe.services)}", f"limits.no_signal_limit={ENDLESS}"]
+    out.append(f"limits.barren_groups={ENDLESS}")
+    for policy in recipe.trainable:
+        out += [
+            f"policies.{policy}.trainer.checkpoint_every={CHECKPOINT_EVERY}",
+            f"policies.{policy}.trainer.threads=1",
+        ]
+    return out
+
+
+@contextmanager
+def _orders_in(folder: Path) -> Iterator[None]:
+    """Processes that are started meanwhile obey the orders in ``folder``."""
+    os.environ[ENVIRONMENT] = str(folder)
+    try:
+        yield
+    finally:
+        del os.environ[ENVIRONMENT]
+
+
+async def _suffer(run: RunFolder, resolved: Resolved, plan: Sequence[Fault], orders: Path, say: Say) -> Actor:
+    """The run until all faults are done and a few more steps are committed, then stopped."""
+    recipe = resolved.recipe
+    actor = Actor(run, orders, say=say)
+    names = [f"rollout-{number}" for number in range(recipe.services)]
+    await actor.open_ways([*names, *(f"trainer-{policy}" for policy in recipe.trainable)])
+    supervisor = Supervisor(run, resolved, listen=Listen(), say=say, watcher=actor, route=actor.route)
+
+    async def act() -> None:
+        try:
+            await actor.play(plan, supervisor)
+        finally:
+            supervisor.stop()
+
+    acting = asyncio.ensure_future(act())
+    try:
+        await supervisor.run()
+    except KeyboardInterrupt:
+        if not acting.done():  # a person's
+            raise
+    finally:
+        acting.cancel()
+        await asyncio.wait([acting])
+        await actor.close()
+    if acting.cancelled():
+        raise RunFailed("the run ended before all faults were done")
+    acting.result()
+    return actor
+
+
+def _report(run: RunFolder, resolved: Resolved, actor: Actor, *, undone: int) -> dict[str, Any]:
+    verdict = judge(read_histories(run, resolved.recipe.trainable), read_claims(run))
+    done = actor.injuries
+    if not done:
+        raise ConfigError("no fault was done")
+    return {
+        "kills": len(done),
+        **{name: value for name, value in asdict(verdict).items() if name != "problems"},
+        "undone_steps": undone,
+        **figures(done),
+        "by_component": dict(Counter(each.fault.component.value for each in done)),
+        "by_fault": dict(Counter(each.fault.point or each.fault.kind.value for each in done)),
+        "missed_points": actor.missed_points,
+        "unexpected_deaths": len(actor.unexpected),
+        "problems": [*verdict.problems, *actor.unexpected],
+    }
