@@ -5,8 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 from astraflow.dataflow.cut import build_rows
+from astraflow.dataflow.diagnosis import lacks
 from astraflow.dataflow.ledger import Ledger
 from astraflow.dataflow.settle import asked
+from astraflow.dataflow.starving import fed, smaller_batch, starved_words
 from astraflow.errors import RunFailed
 from astraflow.observe.waits import WaitReason
 from astraflow.wire import messages as m
@@ -24,7 +26,7 @@ def try_batch(ledger: Ledger, now: float, request: m.BatchRequest) -> m.BatchRep
     if batch is None:
         batch = _cut(ledger, now, policy)
     if batch is None:
-        return m.BatchReply(reason=WaitReason.NO_READY, why=ledger.lacks(now, policy))
+        return m.BatchReply(reason=WaitReason.NO_READY, why=starved_words(ledger, policy) or lacks(ledger, now, policy))
     return m.BatchReply(batch=ledger.batches.issue(now, batch, request.trainer_epoch))
 
 
@@ -45,17 +47,24 @@ def _cut(ledger: Ledger, now: float, policy: str) -> int | None:
         )
         batch = ledger.freeze(now, policy, groups, cut)
         if batch is not None:
+            fed(ledger, policy)
             ledger.save_algorithms()
             return batch
 
 
 def _pick(ledger: Ledger, now: float, policy: str) -> list[int]:
-    """Whole groups, each once, exactly as many as a batch needs. Raises RunFailed for any other answer."""
+    """Whole groups, each once, exactly as many as a batch needs; of a starved policy that may, all that are kept.
+
+    Raises RunFailed for any other answer.
+    """
     need = ledger.spec.policies[policy].groups_per_batch
     select = ledger.spec.pipeline.select
     ledger.groups.sweep(now, policy)
     ready = ledger.groups.kept(policy)
     oldest = ledger.groups.oldest_open(policy)
+    if smaller_batch(ledger, policy):
+        # Nothing more will come: an open group must not hold back what is there.
+        need, oldest = min(need, len(ready)), None
     what = f"{type(select).__name__}.pick for policy {policy}"
     picked = asked(what, partial(select.pick, ready, need=need, oldest_open=oldest))
     known = {group.group for group in ready}

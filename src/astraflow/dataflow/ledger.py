@@ -8,7 +8,7 @@ back whatever the clocks do.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -32,6 +32,8 @@ from astraflow.wire.codec import decode, encode
 
 SCHEMA = 1
 USER_CODE = (FailureKind.WORKFLOW, FailureKind.GRADER)
+FORGIVEN = "forgiven_failures"
+"""Key of how many failures in user code there were when the operator let the run go on: they count no more."""
 
 
 class StoredState(msgspec.Struct):
@@ -53,6 +55,10 @@ class Ledger:
         self.evals = Evals(self.store, spec, self.policies, self.groups)
         self.exhausted = False
         """Curate had no task when it was last asked."""
+        self.started_at = 0.0
+        """When this process began to serve."""
+        self.time_text: Callable[[float], str] = lambda at: f"{at:.0f} s"
+        """A logical time for people; the service, which has a clock, shows the time of day."""
         self._saved: bytes | None = None
 
     # ── start ──
@@ -72,7 +78,7 @@ class Ledger:
                 raise ConfigError(f"this ledger has schema {store.get('schema')}, this program reads {SCHEMA}")
             self.policies.declare()
             self.policies.reload()
-            now = float(store.get("now"))
+            now = self.started_at = float(store.get("now"))
             self.episodes.new_terms(now)
             self.components.new_terms(now)
             store.event(now, "dataflow_started")
@@ -122,6 +128,7 @@ class Ledger:
         if self.state != "running":
             return
         self.store.set("state", "failed")
+        self.store.set("ended_at", now)
         self.store.set("error_kind", kind)
         self.store.set("error", error)
         self.store.event(now, "failed_run", error_kind=kind, error=error)
@@ -132,9 +139,15 @@ class Ledger:
             return
         self.store.set("state", "running")
         self.store.run("DELETE FROM meta WHERE key IN ('error', 'error_kind')")
+        self.store.set(FORGIVEN, self.user_failures)
         self.store.run("UPDATE policies SET no_signal = 0, barren = 0")
         self.store.run("UPDATE batches SET failures = 0 WHERE state IN ('cut', 'issued')")
         self.store.event(now, "goes_on")
+
+    @property
+    def user_failures(self) -> int:
+        """Attempts that failed in user code so far."""
+        return sum(int(self.store.counter(f"failed/{kind}")) for kind in USER_CODE)
 
     def finish_if_done(self, now: float) -> bool:
         """Every trainable policy has its steps and no evaluation is open."""
@@ -143,6 +156,7 @@ class Ledger:
         if any(self.policies.versions[policy] < self.spec.steps for policy in self.spec.trainable):
             return False
         self.store.set("state", "finished")
+        self.store.set("ended_at", now)
         self.store.event(now, "finished")
         return True
 
@@ -213,39 +227,6 @@ class Ledger:
         if row is not None:
             self.components.heard(now, TRAINER, row[0], row[1])
             self.components.said(TRAINER, row[0], report)
-
-    def lacks(self, now: float, policy: str) -> str:
-        """What the next batch still waits for, in words."""
-        room = self.groups.rooms()[policy]
-        text = f"{room.kept_groups}/{room.groups_per_batch} groups kept, {room.open_groups} open"
-        row = self.store.one(
-            "SELECT worker, leased_at, attempt, group_id, idx FROM episodes WHERE state = 'leased' AND lane = 0 "
-            "ORDER BY group_id, idx LIMIT 1"
-        )
-        if row is None:
-            return text
-        return f"{text}; oldest episode {row[3]}/{row[4]} {now - row[1]:.0f} s on {row[0]} (attempt {row[2]})"
-
-    def starve_if_barren(self, now: float, policy: str) -> None:
-        """So many groups in a row not kept that no batch will ever fill: the policy has learned the task, or cannot."""
-        barren = self.store.number("SELECT barren FROM policies WHERE name = ?", policy)
-        limits = self.spec.limits
-        limit = max(limits.barren_groups, limits.no_signal_limit * self.spec.policies[policy].groups_per_batch)
-        if barren < limit or self.trained_out(policy):
-            return
-        reasons = self.store.all(
-            "SELECT reason, COUNT(*) FROM (SELECT reason FROM group_policy WHERE policy = ? AND state = 'dropped' "
-            "ORDER BY group_id DESC LIMIT ?) GROUP BY reason ORDER BY 2 DESC",
-            policy,
-            barren,
-        )
-        counts = ", ".join(f"{reason} {count}" for reason, count in reasons)
-        self.stop(
-            now,
-            "Starved",
-            f"policy {policy} kept none of its last {barren} groups ({counts}) at version "
-            f"{self.policies.versions[policy]}; limit {limit} = the larger of barren_groups and no_signal_limit x groups_per_batch",
-        )
 
     def live_manifests(self) -> tuple[Manifest, ...]:
         """What somebody may still have to load: two newest publications a policy, resumed versions, open pins."""

@@ -12,6 +12,8 @@ run, and in any case by the caller's own deadline.
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -39,6 +41,8 @@ R = TypeVar("R", m.LeaseReply, m.BatchReply)
 
 LEASE = "lease"
 MAX_LEASES = 4096
+LAGS = 60
+"""Ticks over which the worst lag of the event loop is shown: about a minute."""
 
 
 class DataflowService:
@@ -49,7 +53,9 @@ class DataflowService:
     ) -> None:
         self.spec = spec
         self.ledger = ledger
-        self._commits = Commits(ledger, clock or SystemClock(), after=self._after, undone=self._undone)
+        self._clock = clock or SystemClock()
+        self._commits = Commits(ledger, self._clock, after=self._after, undone=self._undone)
+        ledger.time_text = self._time_of_day
         self._lock = lock
         self._watchdog = Watchdog(ledger, self._commits.now)
         self._retention = Retention(ledger)
@@ -58,8 +64,8 @@ class DataflowService:
         self._waiting: dict[str, asyncio.Event] = {}
         self._settling = False
         self._closed = False
-        self.lag_s = 0.0
-        """How late the last tick was: the loop was busy."""
+        self._lags_s: deque[float] = deque([0.0], maxlen=LAGS)
+        """How late the last ticks were: the loop was busy."""
 
     @classmethod
     def open(cls, spec: RunSpec, folder: Path, *, clock: Clock | None = None) -> DataflowService:
@@ -82,9 +88,13 @@ class DataflowService:
         while not self._closed:
             due = loop.time() + interval
             await asyncio.sleep(interval)
-            self.lag_s = max(0.0, loop.time() - due)
+            self._lags_s.append(max(0.0, loop.time() - due))
             with suppress(StorageFull):  # logged where it was found; the next tick tries again
                 await self.tick()
+
+    def _time_of_day(self, at: float) -> str:
+        """For people: what this machine's clock showed at a logical time."""
+        return time.strftime("%H:%M:%S", time.localtime(self._clock.wall() - (self._commits.now - at)))
 
     async def tick(self) -> None:
         """One sweep now."""
@@ -308,6 +318,8 @@ class DataflowService:
         return self.ledger.policies.manifest(request.policy, request.version)
 
     async def report(self, request: m.ReportRequest) -> m.Done:
+        _require_component(request.component)
+
         def transition(now: float) -> m.Done:
             self._heard(now, request.component, request.name, request.incarnation)
             self.ledger.components.said(request.component, request.name, request.report)
@@ -317,9 +329,7 @@ class DataflowService:
 
     async def status(self) -> m.StatusReply:
         self._require_open()
-        return status(self.ledger, self._commits.now, lag_s=self.lag_s, full=self._commits.full)
-
-        _require_component(request.component)
+        return status(self.ledger, self._commits.now, lags_s=tuple(self._lags_s), full=self._commits.full)
 
     async def events(self, request: m.EventsRequest) -> m.EventsReply:
         self._require_open()

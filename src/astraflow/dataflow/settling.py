@@ -10,6 +10,7 @@ from functools import partial
 from astraflow.dataflow.groups import ReadyRow
 from astraflow.dataflow.ledger import Ledger
 from astraflow.dataflow.settle import asked, settle
+from astraflow.dataflow.starving import starve_if_barren
 
 
 def settle_ready(ledger: Ledger, now: float) -> int:
@@ -22,7 +23,7 @@ def settle_ready(ledger: Ledger, now: float) -> int:
     for policy in ledger.spec.trainable:
         ledger.groups.sweep(now, policy)
         ledger.groups.drop_surplus(now, policy)
-        ledger.starve_if_barren(now, policy)
+        starve_if_barren(ledger, now, policy)
     ledger.save_algorithms()
     return len(ready)
 

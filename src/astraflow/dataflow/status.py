@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
+from astraflow.dataflow.diagnosis import lacks
 from astraflow.dataflow.ledger import Ledger
+from astraflow.dataflow.starving import starved_words
 from astraflow.dataflow.store import Store
 from astraflow.wire import messages as m
 
 MAX_EVENTS = 10_000
 
 
-def status(ledger: Ledger, now: float, *, lag_s: float, full: bool) -> m.StatusReply:
+def status(ledger: Ledger, now: float, *, lags_s: Sequence[float], full: bool) -> m.StatusReply:
+    """``lags_s``: how late the event loop's last ticks were, newest last."""
     store = ledger.store
     error = ledger.error
     counters: dict[str, float] = dict(store.all("SELECT name, value FROM counters ORDER BY name"))
@@ -22,10 +26,15 @@ def status(ledger: Ledger, now: float, *, lag_s: float, full: bool) -> m.StatusR
         error=f"{error[0]}: {error[1]}" if error else ("StorageFull: the disk is full" if full else None),
         now_s=now,
         policies=tuple(_policy(ledger, now, policy) for policy in ledger.spec.policies),
-        components=_components(ledger, now),
+        components=(_dataflow(ledger, now, lags_s, full=full), *_components(ledger, now)),
         episodes=dict(store.all("SELECT state, COUNT(*) FROM episodes GROUP BY state")),
         evals=ledger.evals.points(float(started or 0.0)),
-        counters={**counters, "loop_lag_s": lag_s, "open_evals": ledger.evals.open},
+        counters={
+            **counters,
+            "loop_lag_s": lags_s[-1],
+            "loop_lag_max_s": max(lags_s),
+            "open_evals": ledger.evals.open,
+        },
     )
 
 
@@ -49,7 +58,23 @@ def _policy(ledger: Ledger, now: float, policy: str) -> m.PolicyStatus:
         steps=ledger.spec.steps if trainable else 0,
         groups=groups,
         staleness={str(age): count for age, count in ages},
-        waits=ledger.lacks(now, policy) if trainable else "",
+        waits=(starved_words(ledger, policy) or lacks(ledger, now, policy)) if trainable else "",
+    )
+
+
+def _dataflow(ledger: Ledger, now: float, lags_s: Sequence[float], *, full: bool) -> m.ComponentStatus:
+    """Its own line: it waits for nobody but its disk."""
+    since = ledger.started_at if ledger.state == "running" else float(ledger.store.get("ended_at") or now)
+    doing = {"running": "serves", "finished": "has finished"}.get(ledger.state, "has failed")
+    why = f"event loop {1000 * lags_s[-1]:.0f} ms late, at most {1000 * max(lags_s):.0f} ms"
+    if full:
+        doing, why = "waits for space on the disk", "nothing is taken until then"
+    return m.ComponentStatus(
+        component="dataflow",
+        name=ledger.spec.run,
+        state="alive",
+        heard_s=0.0,
+        report=m.ComponentReport(doing=doing, since_s=max(0.0, now - since), why=why),
     )
 
 

@@ -1,9 +1,12 @@
-"""States that the run can never leave by itself become an error with the counts, never a wait."""
+"""States that the run can never leave by itself become a diagnosis and an action, never a silent wait."""
 
 from __future__ import annotations
 
+from astraflow.algorithms.base import PolicyRoom
 from astraflow.dataflow.components import ROLLOUT
-from astraflow.dataflow.ledger import USER_CODE, Ledger
+from astraflow.dataflow.diagnosis import serves, workers_words
+from astraflow.dataflow.ledger import FORGIVEN, Ledger
+from astraflow.dataflow.starving import starve
 
 
 class Watchdog:
@@ -12,64 +15,67 @@ class Watchdog:
         self._served_at = now
 
     def look(self, now: float) -> bool:
-        """True if the run was stopped."""
+        """True if something was done: whoever waits must ask again."""
         ledger = self._ledger
         if ledger.state != "running":
             return False
-        self._nobody_serves(now)
-        self._tasks_used_up(now)
-        return ledger.state != "running"
+        return self._nobody_serves(now) or self._tasks_used_up(now)
 
-    def _nobody_serves(self, now: float) -> None:
+    def _nobody_serves(self, now: float) -> bool:
         ledger = self._ledger
         workers = [each for each in ledger.components.all() if each.component == ROLLOUT]
-        alive = [each for each in workers if each.state == "alive"]
-        needed = ledger.needed_policies()
-        # One without an engine counts: whether supervised tasks are all that is left, only Curate knows.
-        if not self._episodes_wanted() or any(needed <= set(each.policies) or not each.policies for each in alive):
+        rooms = ledger.groups.rooms()
+        if not self._episodes_wanted(rooms) or any(serves(ledger, each) for each in workers):
             self._served_at = now
-            return
+            return False
         limit = ledger.spec.limits.starved_after_s
-        if now - self._served_at >= limit:
-            found = ", ".join(f"{each.name} ({each.state}: {'+'.join(each.policies) or 'none'})" for each in workers)
-            ledger.stop(
-                now,
-                "Starved",
-                f"no worker served {sorted(needed)} for {now - self._served_at:.0f} s (limit {limit:g} s); "
-                f"workers: {found or 'none'}",
-            )
+        if now - self._served_at < limit:
+            return False
+        cause = f"no worker served it for {now - self._served_at:.0f} s (limit {limit:g} s)"
+        self._served_at = now
+        action = ledger.spec.limits.when_starved
+        waiting = [policy for policy, room in rooms.items() if room.steps_left]
+        if not waiting and action != "wait":
+            what = f"the evaluation of policy {ledger.spec.evaluated} is not played"
+            ledger.stop(now, "Starved", f"{what}: {cause}; {workers_words(ledger, now)}")
+        # As long as one policy can be fed with what is kept, the run goes on.
+        fed = [policy for policy in waiting if rooms[policy].kept_groups] if action == "smaller_batch" else []
+        for policy in fed or waiting:
+            if starve(ledger, now, policy, cause):
+                break
+        return True
 
-    def _episodes_wanted(self) -> bool:
+    def _episodes_wanted(self, rooms: dict[str, PolicyRoom]) -> bool:
         """False while trainers have all that they need."""
-        rooms = self._ledger.groups.rooms().values()
-        return bool(self._ledger.evals.open) or any(room.steps_left and not room.batched_groups for room in rooms)
+        return bool(self._ledger.evals.open) or any(
+            room.steps_left and not room.batched_groups for room in rooms.values()
+        )
 
-    def _tasks_used_up(self, now: float) -> None:
+    def _tasks_used_up(self, now: float) -> bool:
         ledger = self._ledger
         if not ledger.exhausted:
-            return
+            return False
         for policy, room in ledger.groups.rooms().items():
-            if room.steps_left and not room.open_groups and not room.batched_groups:
-                short = room.kept_groups < room.groups_per_batch
-                if short:
-                    ledger.stop(
-                        now,
-                        "Starved",
-                        f"the tasks are used up: policy {policy} has {room.kept_groups} kept groups of the "
-                        f"{room.groups_per_batch} that a batch needs, and {room.steps_left} steps to go",
-                    )
-                    return
+            short = room.kept_groups < room.groups_per_batch
+            if room.steps_left and not room.open_groups and not room.batched_groups and short:
+                cause = (
+                    f"the tasks are used up: {room.kept_groups} kept groups of the {room.groups_per_batch} that a "
+                    f"batch needs, and {room.steps_left} steps to go"
+                )
+                starve(ledger, now, policy, cause, hopeless=True)
+                return True
+        return False
 
     def first_failures(self, now: float) -> None:
         """A run whose first episodes all fail in user code will not get better."""
         store, limit = self._ledger.store, self._ledger.spec.limits.first_failures
         if store.counter("episodes_done"):
             return
-        failed = sum(store.counter(f"failed/{kind}") for kind in USER_CODE)
+        failed = self._ledger.user_failures - int(store.get(FORGIVEN) or 0)
         if failed >= limit:
             row = store.one("SELECT error FROM episodes WHERE error IS NOT NULL ORDER BY group_id, idx LIMIT 1")
             self._ledger.stop(
                 now,
                 "RunFailed",
-                f"the first {int(failed)} episodes all failed in user code, first: {row[0] if row else 'unknown'}",
+                f"the first {failed} episodes all failed in user code, first: {row[0] if row else 'unknown'}",
             )

@@ -86,6 +86,7 @@ STANDARD: tuple[Metric, ...] = (
     _gauge("eval/score", "fraction", "held-out score of the latest evaluated version"),
     _gauge("policy/version", "versions", "committed steps of a policy"),
     _gauge("loop/lag_s", "seconds", "how late the event loop of dataflow is"),
+    _gauge("loop/lag_max_s", "seconds", "how late it was at most within the last minute"),
     *(_counter(f"wait_s/{wait.value}", "seconds", f"time spent waiting for {wait.value}") for wait in Wait),
     *(_counter(f"idle_s/{why.value}", "seconds", f"time with nothing to hand out: {why.value}") for why in WaitReason),
 )

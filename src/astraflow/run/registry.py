@@ -23,6 +23,7 @@ def fill_registry(registry: Registry, status: StatusReply) -> None:
     registry.put("group/dropped", groups.get("dropped", 0))
     registry.put("step/committed", sum(policy.version for policy in trainable))
     registry.put("loop/lag_s", counters.get("loop_lag_s", 0.0))
+    registry.put("loop/lag_max_s", counters.get("loop_lag_max_s", 0.0))
     registry.put("policy/version", min((policy.version for policy in trainable), default=0))
     registry.put("refused/fenced", counters.get("fenced", 0.0))
     registry.put("refused/closed", counters.get("closed", 0.0))

@@ -125,4 +125,4 @@ async def _until_over(service: DataflowService, registry: Registry, stop: asynci
 
 
 def _anybody(status: StatusReply) -> bool:
-    return any(component.state == "alive" for component in status.components)
+    return any(each.state == "alive" for each in status.components if each.component != "dataflow")

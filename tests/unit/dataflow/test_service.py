@@ -267,6 +267,7 @@ def test_status_and_events_tell_the_story() -> None:
         assert status.policies[0].groups == {"trained": 2, "open": 1}
         assert status.episodes == {"done": 4, "leased": 1, "pending": 1}
         assert {(c.component, c.name, c.held) for c in status.components} == {
+            ("dataflow", "r", 0),
             ("rollout", "w", 1),
             ("trainer", "t-p", 0),
         }
@@ -302,7 +303,7 @@ def test_a_report_is_a_heartbeat() -> None:
                     )
                 )
             )
-        trainer = rig.go(rig.flow.status()).components[0]
+        (trainer,) = [each for each in rig.go(rig.flow.status()).components if each.component == "trainer"]
         assert (trainer.state, trainer.report.doing) == ("alive", "step")
 
 

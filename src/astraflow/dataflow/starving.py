@@ -1,0 +1,102 @@
+"""A policy that cannot get a batch: a diagnosis, and what the recipe wants done (``Limits.when_starved``).
+
+stop            the run fails as Starved, exit code not 0
+smaller_batch   cut what is kept, once; nothing kept: stop
+wait            say so and go on, where a worker that joins or a lucky group may end it; else stop
+"""
+
+from __future__ import annotations
+
+from astraflow.dataflow.diagnosis import diagnosis, learned
+from astraflow.dataflow.ledger import Ledger
+
+
+def starve(ledger: Ledger, now: float, policy: str, cause: str, *, hopeless: bool = False) -> bool:
+    """True if the run was stopped. ``hopeless``: nothing that may still happen ends it by itself."""
+    if ledger.state != "running":
+        return True
+    sentence = diagnosis(ledger, now, policy, cause)
+    action = ledger.spec.limits.when_starved
+    if action == "smaller_batch" and ledger.batches.head(policy) is None and ledger.groups.kept(policy):
+        ledger.store.set(_smaller(policy), 1)
+        _note(ledger, now, policy, sentence)
+        return False
+    if action == "wait" and not hopeless:
+        _note(ledger, now, policy, sentence)
+        return False
+    ledger.stop(now, "Starved", sentence)
+    return True
+
+
+def starve_if_barren(ledger: Ledger, now: float, policy: str) -> None:
+    """So many groups in a row not kept that no batch will ever fill: the policy has learned the task, or cannot."""
+    barren = ledger.store.number("SELECT barren FROM policies WHERE name = ?", policy)
+    limits = ledger.spec.limits
+    limit = max(limits.barren_groups, limits.no_signal_limit * ledger.spec.policies[policy].groups_per_batch)
+    if barren < limit or ledger.trained_out(policy):
+        return
+    reasons = ledger.store.all(
+        "SELECT reason, COUNT(*) FROM (SELECT reason FROM group_policy WHERE policy = ? AND state = 'dropped' "
+        "ORDER BY group_id DESC LIMIT ?) GROUP BY reason ORDER BY 2 DESC",
+        policy,
+        barren,
+    )
+    counts = ", ".join(f"{reason} {count}" for reason, count in reasons)
+    cause = (
+        f"it kept none of its last {barren} groups ({counts}) at version {ledger.policies.versions[policy]}"
+        f"{learned(ledger, policy, barren)}; limit {limit} = the larger of barren_groups and "
+        "no_signal_limit x groups_per_batch"
+    )
+    if not starve(ledger, now, policy, cause):
+        ledger.store.run("UPDATE policies SET barren = 0 WHERE name = ?", (policy,))
+
+
+def starve_without_signal(ledger: Ledger, now: float, policy: str, reason: str) -> None:
+    """After a batch that made no step: too many in a row will not get better."""
+    limit = ledger.spec.limits.no_signal_limit
+    batches = ledger.store.number("SELECT no_signal FROM policies WHERE name = ?", policy)
+    if batches < limit:
+        return
+    cause = (
+        f"{batches} batches in a row made no step (last: {reason}) at version {ledger.policies.versions[policy]}; "
+        f"limit {limit}"
+    )
+    if not starve(ledger, now, policy, cause):
+        ledger.store.run("UPDATE policies SET no_signal = 0 WHERE name = ?", (policy,))
+
+
+def smaller_batch(ledger: Ledger, policy: str) -> bool:
+    """Whether the next batch may be of what is kept; that leave lapses where nothing is."""
+    if ledger.store.get(_smaller(policy)) is None:
+        return False
+    if ledger.groups.kept(policy):
+        return True
+    ledger.store.run("DELETE FROM meta WHERE key = ?", (_smaller(policy),))
+    return False
+
+
+def fed(ledger: Ledger, policy: str) -> None:
+    """It got a batch."""
+    ledger.store.run("DELETE FROM meta WHERE key IN (?, ?)", (_smaller(policy), _said(policy)))
+
+
+def starved_words(ledger: Ledger, policy: str) -> str | None:
+    """The diagnosis that it waits with; None: it is not starved."""
+    found = ledger.store.get(_said(policy))
+    return None if found is None else str(found)
+
+
+def _note(ledger: Ledger, now: float, policy: str, sentence: str) -> None:
+    """Once per spell."""
+    if ledger.store.get(_said(policy)) is None:
+        ledger.store.set(_said(policy), sentence)
+        ledger.store.count("starved")
+        ledger.store.event(now, "starved", policy=policy, why=sentence, action=ledger.spec.limits.when_starved)
+
+
+def _smaller(policy: str) -> str:
+    return f"smaller_batch/{policy}"
+
+
+def _said(policy: str) -> str:
+    return f"starved/{policy}"

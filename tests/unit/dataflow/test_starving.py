@@ -1,0 +1,271 @@
+"""A policy that cannot get a batch: the diagnosis in one sentence, and each action that a recipe may choose."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import pytest
+
+from astraflow.algorithms.curate import Shuffled
+from astraflow.algorithms.keep import DropZeroVariance
+from astraflow.algorithms.select import EarliestDeadline
+from astraflow.dataflow.settings import EvalSpec, Limits, PolicySpec
+from astraflow.errors import ConfigError, Starved
+from astraflow.observe.status import status_lines
+from astraflow.wire import messages as m
+from tests.unit.dataflow.rig import Rig, make_spec, tasks
+
+
+def starved_rig(action: str, *, groups_per_batch: int = 4, **more: object) -> Rig:
+    limits = Limits(starved_after_s=60, when_starved=action)  # type: ignore[arg-type]
+    return Rig(make_spec(limits=limits, groups_per_batch=groups_per_batch, **more))  # type: ignore[arg-type]
+
+
+def alone(rig: Rig, seconds: int = 70) -> None:
+    """Nobody is heard of for so long."""
+    for _ in range(seconds // 5):
+        rig.advance(5)
+
+
+def starve_words(rig: Rig) -> list[str]:
+    return [e.data["why"] for e in rig.go(rig.flow.events(m.EventsRequest())).events if e.kind == "starved"]
+
+
+def error(rig: Rig) -> str:
+    found = rig.service.ledger.error
+    assert found is not None and found[0] == "Starved", found
+    return found[1]
+
+
+# ── the diagnosis ──
+
+
+def test_the_diagnosis_names_since_when_and_what_is_wrong_with_whom() -> None:
+    with starved_rig("stop") as rig:
+        epoch = rig.resume()
+        rig.play_groups(1)
+        quarantined = m.ComponentReport(doing="quarantined", why="digest mismatch at v14")
+        for _ in range(14):
+            rig.advance(5)
+            rig.go(rig.flow.renew(m.RenewRequest(worker="b2", incarnation="b2", report=quarantined)))
+        with pytest.raises(Starved) as caught:
+            rig.batch(epoch)
+        assert re.fullmatch(
+            r"no batch for policy p since \d\d:\d\d:\d\d: no worker served it for 60 s \(limit 60 s\); "
+            r"1/4 groups kept, 0 open; 0 workers serve it; b2 quarantined: digest mismatch at v14; "
+            r"w dead, last heard of \d\d s ago",
+            str(caught.value),
+        )
+
+
+def test_since_is_when_the_last_batch_ended_by_the_clock_on_the_wall() -> None:
+    import time
+
+    with starved_rig("stop", groups_per_batch=1) as rig:
+        epoch = rig.resume()
+        rig.advance(30)
+        rig.step(epoch)
+        ended = rig.clock.wall()
+        alone(rig, 90)
+        assert f"since {time.strftime('%H:%M:%S', time.localtime(ended))}: " in error(rig)
+
+
+def test_a_worker_that_died_of_something_says_of_what() -> None:
+    with starved_rig("stop") as rig:
+        rig.go(
+            rig.flow.renew(m.RenewRequest(worker="b", incarnation="b", report=m.ComponentReport(error="out of memory")))
+        )
+        alone(rig)
+        assert re.search(r"0 workers serve it; b dead, last heard of 6\d s ago: out of memory$", error(rig))
+
+
+@pytest.mark.parametrize(
+    ("rewards", "words"),
+    [
+        ([(0, 1), *[(1, 1)] * 4], "all rewards at the highest seen (1): the policy has learned these tasks"),
+        ([(0, 1), *[(0, 0)] * 4], "all rewards at the lowest seen (0): the policy gets none of these tasks right"),
+        ([(1, 1)] * 4, "every reward so far was 1: nothing tells good from bad"),
+        ([(1, 1), (0, 0)] * 2, "2 groups all at the highest reward seen (1), 2 all at the lowest (0)"),
+    ],
+)
+def test_a_task_that_is_learned_is_told_from_one_that_is_never_got_right(
+    rewards: Sequence[tuple[float, float]], words: str
+) -> None:
+    limits = Limits(no_signal_limit=4, barren_groups=1)
+    spec = make_spec(groups_per_batch=1, max_staleness=9, keep=[DropZeroVariance()], limits=limits, source=tasks(500))
+    with Rig(spec) as rig:
+        for group in rewards:
+            for lease in rig.leases(2):
+                rig.submit(lease, float(group[lease.index]))
+        assert words in error(rig)
+
+
+# ── stop, wait, a smaller batch ──
+
+
+def test_stop_is_the_default_and_fails_the_run() -> None:
+    assert Limits().when_starved == "stop"
+    with pytest.raises(ConfigError, match="'wait', 'smaller_batch' or 'stop', found 'cut'"):
+        Limits(when_starved="cut")  # type: ignore[arg-type]
+
+
+def test_wait_says_so_in_status_and_goes_on_when_a_worker_comes() -> None:
+    with starved_rig("wait", groups_per_batch=1) as rig:
+        epoch = rig.resume()
+        alone(rig, 200)
+        assert rig.service.ledger.state == "running"
+        (sentence,) = starve_words(rig)
+        assert "no worker served it for 60 s" in sentence
+        assert rig.batch(epoch).why == sentence
+        assert any(sentence in line for line in status_lines(rig.go(rig.flow.status())))
+        rig.step(epoch)
+        assert "no worker served" not in rig.batch(epoch).why
+        alone(rig)
+        assert len(starve_words(rig)) == 2, "a second spell is told anew"
+
+
+def test_wait_goes_on_after_groups_without_signal() -> None:
+    limits = Limits(no_signal_limit=2, barren_groups=1, when_starved="wait")
+    with Rig(make_spec(keep=[DropZeroVariance()], limits=limits, groups_per_batch=1, source=tasks(500))) as rig:
+        epoch = rig.resume()
+        for _ in range(5):
+            for lease in rig.leases(2):
+                rig.submit(lease, 1.0)
+        assert (rig.service.ledger.state, len(starve_words(rig))) == ("running", 1)
+        rig.step(epoch)
+
+
+def test_wait_does_not_wait_for_tasks_that_cannot_come() -> None:
+    limits = Limits(when_starved="wait")
+    with Rig(make_spec(curate=Shuffled(tasks(1), group_size=2, epochs=1), limits=limits)) as rig:
+        rig.play_groups(1)
+        assert not rig.lease().leases
+        rig.advance(1)
+        assert "the tasks are used up: 1 kept groups of the 2" in error(rig)
+
+
+def test_a_smaller_batch_is_what_is_kept_with_its_own_denominators() -> None:
+    with starved_rig("smaller_batch", select=EarliestDeadline(window=4)) as rig:
+        epoch = rig.resume()
+        played = rig.play_groups(3)
+        rig.leases(1)  # an open group, whose worker is gone: it must not hold back the others
+        assert rig.batch(epoch).batch is None
+        alone(rig)
+        batch = rig.take(epoch)
+        assert sorted({int(row.sample_id.split("/")[0]) for row in batch.rows}) == played
+        assert batch.tokens == sum(int(row.mask.sum()) for row in batch.rows) == 3 * 2 * 2
+        assert batch.sequences == len(batch.rows) == 6
+        assert rig.take(epoch).rows[0].sample_id == batch.rows[0].sample_id, "issued again, not cut again"
+        rig.commit(batch)
+        rig.balanced()
+        assert rig.service.ledger.policies.versions["p"] == 1
+        rig.play_groups(1)
+        assert rig.batch(epoch).batch is None, "the leave was for one batch"
+
+
+def test_a_smaller_batch_wakes_the_trainer_that_waits() -> None:
+    import asyncio
+
+    with starved_rig("smaller_batch") as rig:
+        epoch = rig.resume()
+        rig.play_groups(1)
+
+        async def race() -> m.BatchReply:
+            poll = asyncio.ensure_future(rig.service.batch(m.BatchRequest(policy="p", trainer_epoch=epoch, wait_s=5)))
+            await asyncio.sleep(0)
+            for _ in range(14):
+                rig.clock.advance(5)
+                await rig.service.tick()
+            return await poll
+
+        reply = rig.go(race())
+        assert reply.batch is not None and len(reply.batch.rows) == 2
+
+
+def test_a_smaller_batch_survives_a_restart_of_dataflow() -> None:
+    with starved_rig("smaller_batch") as rig:
+        epoch = rig.resume()
+        rig.play_groups(1)
+        alone(rig)
+        rig.restart()
+        assert len(rig.take(epoch).rows) == 2
+
+
+def test_the_last_tasks_make_a_smaller_batch_and_then_the_run_is_starved() -> None:
+    limits = Limits(when_starved="smaller_batch")
+    with Rig(make_spec(curate=Shuffled(tasks(3), group_size=2, epochs=1), limits=limits)) as rig:
+        epoch = rig.resume()
+        rig.step(epoch)
+        rig.play_groups(1)
+        assert not rig.lease().leases
+        rig.advance(1)
+        batch = rig.take(epoch)
+        assert len(batch.rows) == 2
+        rig.commit(batch)
+        rig.advance(1)
+        assert "0 kept groups of the 2 that a batch needs, and 1 steps to go" in error(rig)
+        rig.balanced()
+
+
+def test_a_smaller_batch_of_nothing_stops() -> None:
+    with starved_rig("smaller_batch") as rig:
+        alone(rig)
+        assert "0/4 groups kept" in error(rig)
+
+
+def test_one_policy_that_can_be_fed_keeps_the_run_going() -> None:
+    policies = {"a": PolicySpec(groups_per_batch=1), "b": PolicySpec(groups_per_batch=4)}
+    with Rig(make_spec(policies=policies, limits=Limits(starved_after_s=60, when_starved="smaller_batch"))) as rig:
+        epochs = {name: rig.resume(name) for name in policies}
+        rig.play_groups(1)
+        rig.commit(rig.take(epochs["a"], "a"))
+        alone(rig)
+        assert rig.service.ledger.state == "running"
+        assert len(rig.take(epochs["b"], "b").rows) == 2
+        assert rig.batch(epochs["a"], "a").batch is None
+
+
+def test_an_evaluation_that_nobody_plays_is_told_too() -> None:
+    evals = EvalSpec(tasks=tasks(1, name="held"), count=1, every=0)
+    with Rig(make_spec(steps=0, evals=evals, limits=Limits(starved_after_s=60))) as rig:
+        alone(rig)
+        assert "the evaluation of policy p is not played: no worker served it for 60 s" in error(rig)
+        assert error(rig).endswith("0 workers serve it")
+
+
+# ── what else the watchdog says ──
+
+
+def test_failures_before_the_operator_mended_the_cause_are_forgiven() -> None:
+    from astraflow.types import FailureKind
+
+    with Rig(make_spec(limits=Limits(first_failures=4, max_attempts=9))) as rig:
+
+        def fail(times: int) -> None:
+            for _ in range(times):
+                rig.submit_failed(rig.leases(1)[0], FailureKind.WORKFLOW)
+
+        fail(4)
+        assert rig.service.ledger.state == "failed"
+        rig.go(rig.flow.operate(m.OperatorRequest(action="resume")))
+        fail(3)
+        assert rig.service.ledger.state == "running"
+        fail(1)
+        assert rig.service.ledger.state == "failed"
+
+
+def test_status_has_a_line_for_dataflow_and_its_loop_lag() -> None:
+    with Rig() as rig:
+        rig.service._lags_s.extend([0.25, 0.003])
+        rig.advance(30)
+        status = rig.go(rig.flow.status())
+        (line,) = [line for line in status_lines(status) if line.startswith("dataflow r")]
+        assert line == "dataflow r    serves for 30 s: event loop 3 ms late, at most 250 ms"
+        assert (status.counters["loop_lag_s"], status.counters["loop_lag_max_s"]) == (0.003, 0.25)
+        rig.service._commits.full = True
+        assert any("waits for space on the disk" in line for line in status_lines(rig.go(rig.flow.status())))
+        rig.go(rig.flow.operate(m.OperatorRequest(action="stop", error="enough")))
+        rig.advance(7)
+        rig.service._commits.full = False
+        assert any("has failed for 7.0 s" in line for line in status_lines(rig.go(rig.flow.status())))
