@@ -76,9 +76,10 @@ def make_plan(kills: int, seed: int, *, components: Sequence[Component] = tuple(
     rng = random.Random(f"chaos/{seed}")
     victims = _deck(rng, components, kills)
     at_point = _deck(rng, (True, False), kills)
-    points = {each: iter(_deck(rng, POINTS[each], kills)) for each in components}
+    drawn = list(zip(victims, at_point, strict=True))
+    points = {each: iter(_deck(rng, POINTS[each], drawn.count((each, True)))) for each in components}
     plan = []
-    for number, (victim, named) in enumerate(zip(victims, at_point, strict=True)):
+    for number, (victim, named) in enumerate(drawn):
         kind = Kind.POINT if named else _kind(rng, victim)
         plan.append(
             Fault(

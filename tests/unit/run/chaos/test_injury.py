@@ -1,0 +1,62 @@
+"""When a fault is over: only the useful work of the right process counts."""
+
+from __future__ import annotations
+
+from astraflow.run.chaos.injury import Injury, Sighting
+from astraflow.run.chaos.plan import Component, Fault, Kind
+
+
+def hurt(component: Component, kind: Kind, name: str) -> Injury:
+    fault = Fault(number=0, component=component, kind=kind, gap_s=0, overlaps=False, pick=0)
+    return Injury(fault=fault, post=component, name=name, at=10.0)
+
+
+def see(injury: Injury, *seen: tuple[float, str, str]) -> float | None:
+    for at, kind, name in seen:
+        injury.see(Sighting(at=at, kind=kind, name=name))
+    return injury.recovered_at
+
+
+def test_rollout_by_the_first_episode_of_its_own() -> None:
+    """Others go on meanwhile, and a result of the dead one may still be on its way."""
+    injury = hurt(Component.ROLLOUT, Kind.KILL, "rollout-1")
+    assert see(injury, (9, "done", "rollout-1"), (10.1, "done", "rollout-1"), (11, "done", "rollout-0")) is None
+    injury.restarted("rollout-1.2", 11.5)
+    assert see(injury, (12, "done", "rollout-0"), (18, "done", "rollout-1.2"), (19, "done", "rollout-1.2")) == 18
+    assert injury.cold_start_s == 6.5
+    assert see(injury, (20.5, "dead", "rollout-1")) == 18
+    assert injury.detect_s == 10.5 and injury.recovery_s == 8
+
+
+def test_trainer_by_the_commit_after_it_has_resumed() -> None:
+    """The last commit of the dead one is seen after the fault: it is none of the successor's."""
+    injury = hurt(Component.TRAINER, Kind.POINT, "solver")
+    assert see(injury, (10.1, "committed", "solver")) is None
+    injury.restarted("trainer-solver", 11)
+    assert see(injury, (11.1, "committed", "solver"), (14, "resumed", "judge"), (14.5, "committed", "solver")) is None
+    assert see(injury, (15, "joined", "solver"), (15, "resumed", "solver"), (16, "committed", "judge")) is None
+    assert see(injury, (17, "committed", "solver")) == 17
+    assert injury.detect_s == 5
+
+
+def test_dataflow_by_the_first_episode_after_its_start() -> None:
+    injury = hurt(Component.DATAFLOW, Kind.KILL, "dataflow")
+    assert see(injury, (10.1, "done", "rollout-0")) is None
+    injury.restarted("dataflow", 10.6)
+    assert see(injury, (10.7, "done", "rollout-0"), (13, "dataflow_started", ""), (13.4, "done", "rollout-2")) == 13.4
+    assert injury.noticed_at == 10.6
+
+
+def test_stopped_counts_from_sigcont() -> None:
+    injury = hurt(Component.ROLLOUT, Kind.STOP, "rollout-0")
+    assert see(injury, (10.2, "done", "rollout-0"), (20, "dead", "rollout-0")) is None
+    injury.healed_at = 25.0
+    assert see(injury, (25.5, "done", "rollout-1"), (26, "done", "rollout-0")) == 26
+    assert injury.recovery_s == 1 and injury.detect_s == 10 and injury.cold_start_s is None
+
+
+def test_a_cut_off_process_that_dies_of_it_recovers_with_its_successor() -> None:
+    injury = hurt(Component.ROLLOUT, Kind.CUT, "rollout-0")
+    injury.healed_at = 15.0
+    injury.restarted("rollout-0.2", 16)
+    assert see(injury, (16.5, "done", "rollout-0"), (22, "done", "rollout-0.2")) == 22
