@@ -32,6 +32,10 @@ class Journey:
     events: list[dict[str, Any]]
     episode: Episode | None
     """None: not stored, or pruned since."""
+    known: dict[str, Any]
+    """What the tables say of it: state, outcome, score, samples."""
+    pruned: dict[str, Any] | None = None
+    """When its bytes went: at_s, and of the whole group how many episodes and bytes."""
 
     def lines(self) -> Iterator[str]:
         yield f"episode {self.group}/{self.index}: {self.about['purpose']}, task {self.about['task']!r}"
@@ -51,6 +55,8 @@ class Journey:
             "index": self.index,
             **self.about,
             "events": self.events,
+            "known": self.known,
+            "pruned": self.pruned,
             "episode": stored,
         }
 
@@ -62,14 +68,21 @@ def journey_of(run: RunFolder, group: int, index: int) -> Journey:
         if index >= about["size"]:
             raise NotFound(f"group {group} has episodes 0 to {about['size'] - 1}, asked for {index}")
         events = [event for event in db.events_of(group) if event.get("index", index) == index]
-        episode = db.episode(group, index, run.payloads)
-    return Journey(group=group, index=index, about=about, events=events, episode=episode)
+        return Journey(
+            group=group,
+            index=index,
+            about=about,
+            events=events,
+            episode=db.episode(group, index, run.payloads),
+            known=db.known(group, index),
+            pruned=db.pruned(group),
+        )
 
 
 def text_lines(journey: Journey, recipe: Recipe, *, colour: bool) -> Iterator[str]:
     """Every sample: what was given is dim (or plain), what a policy sampled is green (or in ⟦ ⟧), with its version."""
     if journey.episode is None:
-        yield "its text is no longer stored"
+        yield from _without_text(journey)
         return
     episode = journey.episode
     score = "" if episode.score is None else f", score {episode.score:g}"
@@ -81,6 +94,28 @@ def text_lines(journey: Journey, recipe: Recipe, *, colour: bool) -> Iterator[st
             yield ""
             yield f"agent {trajectory.agent} (policy {trajectory.policy}), sample {number}, rewards by turn: {rewards}"
             yield _text(sample, tokenizer, colour=colour)
+
+
+def _without_text(journey: Journey) -> Iterator[str]:
+    """Why there is none, and what metadata still tell."""
+    known, pruned = journey.known, journey.pruned
+    if pruned is None:
+        yield f"nothing of it is stored: it is {known['state']}"
+        return
+    yield (
+        f"pruned at {pruned['at_s']:.3f} s with its group ({pruned['episodes']} episodes, {pruned['bytes']} bytes): "
+        "every checkpoint that is kept covers it"
+    )
+    score = "" if known["score"] is None else f", score {known['score']:g}"
+    yield f"outcome {known['outcome'] or known['kind']}{score}, attempt {known['attempt']} on {known['worker']}"
+    for sample in known["samples"]:
+        version = "" if sample["min_version"] is None else f", oldest version {sample['min_version']}"
+        age = "" if sample["age"] is None else f" at age {sample['age']}"
+        why = "" if sample["mask"] is None else f" ({sample['mask']})"
+        yield (
+            f"agent {sample['agent']} (policy {sample['policy']}), sample {sample['n']}: {sample['tokens']} tokens "
+            f"sampled{version}, {sample['state']}{why}{age}"
+        )
 
 
 def _text(sample: Sample, tokenizer: Tokenizer | None, *, colour: bool) -> str:

@@ -140,7 +140,7 @@ class RunDb:
         return {**found, "policies": [dict(zip(names, each, strict=True)) for each in policies]}
 
     def episode(self, group: int, index: int, payloads: Path) -> Episode | None:
-        """None: nothing is stored, or no longer."""
+        """None: nothing is stored, or it was pruned."""
         row = self.connection.execute(
             "SELECT file, body FROM payloads WHERE group_id = ? AND idx = ?", (group, index)
         ).fetchone()
@@ -148,6 +148,28 @@ class RunDb:
             return None
         body = row[1] if row[1] is not None else _read(payloads / str(row[0]))
         return None if body is None else decode(body, Episode, limit_bytes=1 << 32)
+
+    def pruned(self, group: int) -> dict[str, Any] | None:
+        """When its bytes went, and how many they were; None: they are there, or never were."""
+        row = self.connection.execute(
+            "SELECT at, episodes, bytes FROM pruned_groups WHERE group_id = ?", (group,)
+        ).fetchone()
+        return None if row is None else dict(zip(("at_s", "episodes", "bytes"), row, strict=True))
+
+    def known(self, group: int, index: int) -> dict[str, Any]:
+        """What the tables say of an episode, whether its bytes are there or not."""
+        row = self.connection.execute(
+            "SELECT state, outcome, kind, score, attempt, worker FROM episodes WHERE group_id = ? AND idx = ?",
+            (group, index),
+        ).fetchone()
+        samples = self.connection.execute(
+            "SELECT policy, agent, n, state, mask, tokens, min_version, age FROM samples "
+            "WHERE group_id = ? AND idx = ? ORDER BY policy, agent, n",
+            (group, index),
+        ).fetchall()
+        names = ("policy", "agent", "n", "state", "mask", "tokens", "min_version", "age")
+        found = dict(zip(("state", "outcome", "kind", "score", "attempt", "worker"), row, strict=True))
+        return {**found, "samples": [dict(zip(names, sample, strict=True)) for sample in samples]}
 
     def manifest(self, policy: str, version: int | None) -> Manifest:
         """The newest publication of a version, or of all. Raises NotFound."""
@@ -174,6 +196,8 @@ def open_run_db(database: Path) -> Iterator[RunDb]:
     try:
         connection.execute("PRAGMA busy_timeout = 5000")
         connection.execute("SELECT 1 FROM events LIMIT 1")
+        if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'pruned_groups'").fetchall():
+            connection.execute("CREATE TEMP TABLE pruned_groups (group_id, episodes, bytes, at)")  # of an older program
         yield RunDb(connection)
     except sqlite3.DatabaseError as error:
         raise ConfigError(f"{database} cannot be read: {error}") from error

@@ -1,0 +1,66 @@
+"""The journey of an episode whose bytes are there, were pruned, or never were."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+from astraflow.run.journey import journey_of, text_lines
+from astraflow.run.layout import RunFolder
+from astraflow.run.ledger import ledger_report
+from astraflow.run.recipe import Recipe
+from tests.unit.dataflow.rig import Rig, make_spec
+
+
+def pruned_run(folder: Path) -> RunFolder:
+    """Groups 1 and 2 are pruned, 3 and 4 are there, 5 is open."""
+    with Rig(make_spec(steps=5, max_staleness=0), folder=folder) as rig:
+        epoch = rig.resume()
+        rig.step(epoch)
+        rig.step(epoch, oldest=1)
+        rig.advance(1.0)
+        rig.leases(1)
+    return RunFolder(folder)
+
+
+def test_a_pruned_episode_says_so_and_what_is_still_known(tmp_path: Path, recipe_with: Callable[..., Recipe]) -> None:
+    journey = journey_of(pruned_run(tmp_path), 1, 1)
+    assert journey.episode is None
+    assert journey.pruned is not None and journey.pruned["episodes"] == 2
+    assert [event["kind"] for event in journey.events][-1] == "pruned"
+    lines = list(text_lines(journey, recipe_with(), colour=False))
+    assert lines[0].startswith("pruned at 1.000 s with its group (2 episodes, ")
+    assert lines[1] == "outcome completed, score 1, attempt 1 on w"
+    assert lines[2] == "agent role_p (policy p), sample 0: 2 tokens sampled, oldest version 0, trained at age 0"
+    told = json.loads(json.dumps(journey.as_json()))
+    assert (told["episode"], told["pruned"]["episodes"], told["known"]["samples"][0]["state"]) == (None, 2, "trained")
+
+
+def test_one_that_is_stored_and_one_that_never_was(tmp_path: Path, recipe_with: Callable[..., Recipe]) -> None:
+    run = pruned_run(tmp_path)
+    stored = journey_of(run, 3, 0)
+    assert stored.episode is not None and stored.pruned is None
+    lines = list(text_lines(journey_of(run, 5, 0), recipe_with(), colour=False))
+    assert lines == ["nothing of it is stored: it is leased"]
+
+
+def test_pruning_is_no_imbalance_of_the_ledger(tmp_path: Path) -> None:
+    run = pruned_run(tmp_path)
+    assert ledger_report(run)["difference"] == 0
+    db = sqlite3.connect(run.database)
+    db.execute("DELETE FROM payloads WHERE group_id = 3 AND idx = 0")
+    db.commit()
+    db.close()
+    assert ledger_report(run)["difference"] == 1
+
+
+def test_a_run_of_a_program_that_did_not_prune_can_be_read(tmp_path: Path) -> None:
+    run = pruned_run(tmp_path)
+    db = sqlite3.connect(run.database)
+    db.execute("DROP TABLE pruned_groups")
+    db.commit()
+    db.close()
+    assert journey_of(run, 3, 0).pruned is None
+    assert ledger_report(run)["difference"] == 4
