@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
 from enum import StrEnum
 
 
@@ -26,6 +29,13 @@ class Wait(StrEnum):
     """a trainer, for the store to take its weights"""
     DATAFLOW = "dataflow"
     """anyone, for dataflow to answer at all"""
+
+
+Waiting = Callable[[Wait], AbstractContextManager[None]]
+"""Told of a wait: it lasts as long as the context."""
+
+WAITING: ContextVar[Waiting] = ContextVar("WAITING", default=lambda _: nullcontext())
+"""Who is told of waits inside user code; the player of an episode sets it for the episode's task."""
 
 
 class WaitReason(StrEnum):

@@ -10,6 +10,7 @@ from concurrent.futures import Executor, Future
 from typing import Any, TypeVar, cast
 
 from astraflow.errors import GraderFailed
+from astraflow.observe.waits import WAITING, Wait
 
 T = TypeVar("T")
 
@@ -32,12 +33,13 @@ class TimeLimit:
         """
         name = getattr(grade, "__qualname__", type(grade).__name__)
         try:
-            async with asyncio.timeout(self.limit_s):
-                if _is_async(grade):
-                    return await cast("Awaitable[T]", grade(*args))
-                loop = asyncio.get_running_loop()
-                blocking = cast("Callable[..., T]", grade)
-                return await loop.run_in_executor(cast("Executor", self._threads), blocking, *args)
+            with WAITING.get()(Wait.GRADER):
+                async with asyncio.timeout(self.limit_s):
+                    if _is_async(grade):
+                        return await cast("Awaitable[T]", grade(*args))
+                    loop = asyncio.get_running_loop()
+                    blocking = cast("Callable[..., T]", grade)
+                    return await loop.run_in_executor(cast("Executor", self._threads), blocking, *args)
         except TimeoutError as error:
             raise GraderFailed(f"grader {name} took longer than {self.limit_s:g} s") from error
         except GraderFailed:

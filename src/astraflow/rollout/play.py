@@ -6,14 +6,14 @@ Whose fault a failure is (F13) is decided here and nowhere else, by the first ca
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from astraflow.clock import Clock, SystemClock
 from astraflow.errors import BadRequest, EngineFailed, EnvFailed, EpisodeTruncated, GraderFailed
-from astraflow.observe.waits import Wait
+from astraflow.observe.waits import WAITING, Waiting
 from astraflow.rollout.agents import PROMPT_TOO_LONG, EpisodeAgents, Hold, Seat, holds_newest_only
 from astraflow.rollout.score import UnknownName, resolve
 from astraflow.rollout.workflow import Reward, Workflow
@@ -45,8 +45,8 @@ class WorkflowPlayer:
     cancel_grace_s: float = 5.0
     hold: Hold = holds_newest_only
     clock: Clock = field(default_factory=SystemClock)
-    waiting: Callable[[Wait], AbstractContextManager[None]] = lambda _: nullcontext()
-    """Told of every wait for an engine."""
+    waiting: Waiting = lambda _: nullcontext()
+    """Told of every wait for an engine or a grader."""
     abandoned: set[asyncio.Task[Reward]] = field(default_factory=set)
     """Workflows that did not end although they were cancelled."""
 
@@ -79,6 +79,7 @@ class WorkflowPlayer:
         return seats
 
     async def _run(self, lease: Lease, agents: EpisodeAgents) -> Reward:
+        WAITING.set(self.waiting)
         return await self.workflow(lease.task, agents)
 
     async def _end(self, running: asyncio.Task[Reward]) -> bool:

@@ -91,6 +91,7 @@ def build_rollout(
         settings=settings,
     )
     player.hold = service.hold
+    player.waiting = service.activity.waiting
     return service
 
 
