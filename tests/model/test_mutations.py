@@ -73,7 +73,7 @@ def _undo_without_version(monkey: pytest.MonkeyPatch) -> None:
 
 MUTANTS: dict[str, Patch] = {
     "attempts never grow": sql("attempt = attempt + 1", "attempt = MAX(attempt, 1)"),
-    "an accepted attempt is forgotten": sql("SET submitted = ? WHERE", "SET submitted = 0 * ? WHERE"),
+    "an accepted attempt is forgotten": sql("submitted = ?", "submitted = 0 * ?"),
     "leases never expire": sql("(expires_at <= ? OR", "(expires_at < 0 * ? - 1 OR"),
     "a member ends twice": sql("left_episodes = left_episodes - 1", "left_episodes = left_episodes - 2"),
     "given up, but the group does not know": instead(groups.Groups, "member_ended", lambda *a, **k: False),

@@ -15,6 +15,8 @@ from astraflow.dataflow.store import Row, Store
 from astraflow.errors import BadRequest, VersionConflict
 from astraflow.types import Batch, Manifest
 
+REMEMBERED_BYTES = 64 << 20
+
 
 class Batches:
     def __init__(self, store: Store, policies: Policies, groups: Groups, payloads: Payloads) -> None:
@@ -22,6 +24,9 @@ class Batches:
         self._policies = policies
         self._groups = groups
         self._payloads = payloads
+        self._newest: dict[str, Batch] = {}
+        """Per policy the batch that was frozen last, so that to issue it decodes nothing; a memory of the tables."""
+        store.on_rollback.append(self._newest.clear)
 
     # ── out ──
 
@@ -50,7 +55,12 @@ class Batches:
             sequences=cut.sequences,
             rows=cut.rows,
         )
-        _, file, body = self._payloads.pack(frozen)
+        size, file, body = self._payloads.pack(frozen)
+        self._newest.pop(policy, None)
+        if size <= REMEMBERED_BYTES:
+            self._newest[policy] = frozen
+        for group, _ in groups:
+            self._payloads.forget(group)
         self._store.run("UPDATE batches SET file = ?, rows = ? WHERE id = ?", (file, body, batch))
         self._store.run_many(
             "INSERT INTO batch_groups VALUES (?, ?, ?, ?)",
@@ -72,11 +82,11 @@ class Batches:
 
     def issue(self, now: float, batch: int, trainer_epoch: int) -> Batch:
         """Hand the frozen batch to a trainer, again if need be: the same rows, order and bytes."""
-        row = self._store.one("SELECT policy, state, file, rows, trainer_epoch FROM batches WHERE id = ?", batch)
+        row = self._store.one("SELECT policy, state, trainer_epoch FROM batches WHERE id = ?", batch)
         assert row is not None
-        policy, state, file, body, epoch = row
+        policy, state, epoch = row
         version = self._policies.versions[policy]
-        frozen = self._payloads.unpack(Batch, file, body)
+        frozen = self._frozen(policy, batch)
         if (state, epoch) != ("issued", trainer_epoch):
             # An un-committed batch may start one version lower than it did: where a step before it had no signal.
             self._store.run(
@@ -85,6 +95,14 @@ class Batches:
             )
             self._store.event(now, "issued", policy=policy, batch=batch, trainer_epoch=trainer_epoch, version=version)
         return msgspec.structs.replace(frozen, trainer_epoch=trainer_epoch, version=version)
+
+    def _frozen(self, policy: str, batch: int) -> Batch:
+        newest = self._newest.get(policy)
+        if newest is not None and newest.id == batch:
+            return newest
+        row = self._store.one("SELECT file, rows FROM batches WHERE id = ?", batch)
+        assert row is not None
+        return self._payloads.unpack(Batch, *row)
 
     # ── back ──
 
@@ -127,6 +145,7 @@ class Batches:
         )
         self._store.run("UPDATE policies SET no_signal = 0 WHERE name = ?", (policy,))
         self._to_groups(batch, policy, "trained", version=current + 1)
+        self._newest.pop(policy, None)
         self._store.event(
             now, "committed", policy=policy, batch=batch, version=current + 1, trainer_epoch=trainer_epoch,
             metrics=dict(metrics),

@@ -144,6 +144,7 @@ def _row(ref: SampleRef, value_of: Mapping[tuple[str, int], float], use: int) ->
             runs += _runs(sample.sampled, turn.start, turn.stop, value)
     if not mask.any():
         return None
+    mask.flags.writeable = False  # as if it had been read: nobody changes a frozen row
     return Row(
         sample_id=ref.sample_id,
         use=use,

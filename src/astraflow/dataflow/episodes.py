@@ -95,7 +95,9 @@ class Episodes:
                     versions=pins,
                 )
             )
-            self._store.event(now, "leased", group=group, idx=idx, attempt=row[0], worker=worker)
+        self._store.events(
+            now, "leased", [(each.group, each.index, {"attempt": each.attempt, "worker": worker}) for each in leases]
+        )
         return tuple(leases)
 
     def _task(self, group: int) -> tuple[Task, Purpose, dict[str, int]]:
@@ -144,15 +146,15 @@ class Episodes:
     def submit(self, now: float, worker: str, group: int, idx: int, attempt: int, episode: Episode) -> Submitted:
         """Store once. Raises UnknownLease, Fenced, Closed, UnknownVersion, BadRequest: nothing has then changed."""
         row = self._store.one(
-            "SELECT e.state, e.attempt, e.submitted, g.task_key FROM episodes e JOIN groups g ON g.id = e.group_id "
-            "WHERE e.group_id = ? AND e.idx = ?",
+            "SELECT e.state, e.attempt, e.submitted, g.task_key, g.purpose FROM episodes e "
+            "JOIN groups g ON g.id = e.group_id WHERE e.group_id = ? AND e.idx = ?",
             group,
             idx,
         )
         name = f"{group}/{idx}/{attempt}"
         if row is None or not 1 <= attempt <= row[1]:
             raise UnknownLease(f"lease {name} was never given in run {self._spec.run}")
-        state, current, submitted, task_key = row
+        state, current, submitted, task_key, purpose = row
         if attempt == submitted:
             self._store.count("duplicates")
             return Submitted(duplicate=True)
@@ -165,23 +167,25 @@ class Episodes:
         self._check(name, episode)
         if state == "pending":
             self._store.count("late")
-        self._store.run(
-            "UPDATE episodes SET submitted = ? WHERE group_id = ? AND idx = ?",
-            (attempt, group, idx),
-        )
         if episode.failure is not None:
+            self._store.run(
+                "UPDATE episodes SET submitted = ? WHERE group_id = ? AND idx = ?",
+                (attempt, group, idx),
+            )
             ready = self.fail(now, group, idx, episode.failure, episode.error or "", worker=worker, episode=episode)
             return Submitted(ready=ready)
         self._store.count("episodes_done")
         reach("dataflow.in_submit")
-        return Submitted(ready=self._done(now, worker, group, idx, attempt, episode))
+        samples = self._keep_samples(group, idx, episode, train=purpose == Purpose.TRAIN)
+        return Submitted(ready=self._done(now, worker, group, idx, attempt, episode, samples))
 
-    def _done(self, now: float, worker: str, group: int, idx: int, attempt: int, episode: Episode) -> bool:
-        samples = self._keep_samples(group, idx, episode)
+    def _done(
+        self, now: float, worker: str, group: int, idx: int, attempt: int, episode: Episode, samples: int
+    ) -> bool:
         self._store.run(
-            "UPDATE episodes SET state = 'done', outcome = ?, worker = ?, ended_at = ?, score = ?, samples = ? "
-            "WHERE group_id = ? AND idx = ?",
-            (episode.outcome, worker, now, episode.score, samples, group, idx),
+            "UPDATE episodes SET state = 'done', submitted = ?, outcome = ?, worker = ?, ended_at = ?, score = ?, "
+            "samples = ? WHERE group_id = ? AND idx = ?",
+            (attempt, episode.outcome, worker, now, episode.score, samples, group, idx),
         )
         self._store.event(
             now, "done", group=group, idx=idx, attempt=attempt, worker=worker, outcome=episode.outcome,
@@ -189,11 +193,10 @@ class Episodes:
         )  # fmt: skip
         return self._groups.member_ended(now, group)
 
-    def _keep_samples(self, group: int, idx: int, episode: Episode) -> int:
+    def _keep_samples(self, group: int, idx: int, episode: Episode, *, train: bool) -> int:
         """Bytes and one row per sample; only samples of trainable policies are accounted for."""
         self._payloads.put_episode(group, idx, episode)
         trainable = self._spec.trainable
-        train = self._store.number("SELECT purpose = 'train' FROM groups WHERE id = ?", group)
         rows = [
             (group, each.policy, idx, each.agent, n, int(sample.sampled.sum()), sample.min_version)
             for each in episode.trajectories
@@ -273,7 +276,8 @@ class Episodes:
         return False
 
     def give_up(self, now: float, group: int, idx: int, kind: FailureKind, *, episode: Episode | None = None) -> bool:
-        samples = self._keep_samples(group, idx, episode) if episode is not None else 0
+        train = bool(self._store.number("SELECT purpose = 'train' FROM groups WHERE id = ?", group))
+        samples = self._keep_samples(group, idx, episode, train=train) if episode is not None else 0
         self._store.run(
             "UPDATE episodes SET state = 'given_up', kind = ?, outcome = ?, ended_at = ?, samples = ? "
             "WHERE group_id = ? AND idx = ?",

@@ -70,8 +70,10 @@ class Groups:
     def member_ended(self, now: float, group: int) -> bool:
         """One of its episodes is done or given up; True if it was the last, and the group is ready."""
         store = self._store
-        store.run("UPDATE groups SET left_episodes = left_episodes - 1 WHERE id = ?", (group,))
-        if store.number("SELECT left_episodes FROM groups WHERE id = ?", group) > 0:
+        left = store.number(
+            "UPDATE groups SET left_episodes = left_episodes - 1 WHERE id = ? RETURNING left_episodes", group
+        )
+        if left > 0:
             return False
         arrival = int(store.get("arrivals") or 0) + 1
         store.set("arrivals", arrival)

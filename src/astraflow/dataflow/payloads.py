@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import OrderedDict
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,12 +25,56 @@ STORED_LIMIT_BYTES = 1 << 32
 """Far above what the wire lets in: what was stored must always be readable again."""
 
 
+RECENT_BYTES = 64 << 20
+
+
+class Recent:
+    """Decoded episodes of the groups that were stored last, so that to settle and to cut decodes nothing.
+
+    A memory of the tables and never more: whoever rolls anything back empties it, a missing member is read again. Only
+    records that nobody can change are kept: those that came over the wire.
+    """
+
+    def __init__(self, limit_bytes: int = RECENT_BYTES) -> None:
+        self._limit = limit_bytes
+        self._groups: OrderedDict[int, dict[int, tuple[int, Episode]]] = OrderedDict()
+        self._bytes = 0
+
+    def put(self, group: int, idx: int, size: int, episode: Episode) -> None:
+        members = self._groups.setdefault(group, {})
+        self._bytes -= members.pop(idx, (0, episode))[0]
+        if _is_frozen(episode):
+            members[idx] = (size, episode)
+            self._bytes += size
+        while self._bytes > self._limit:
+            self.drop(next(iter(self._groups)))
+
+    def get(self, group: int, idx: int) -> Episode | None:
+        found = self._groups.get(group, {}).get(idx)
+        return found[1] if found else None
+
+    def drop(self, group: int) -> None:
+        self._bytes -= sum(size for size, _ in self._groups.pop(group, {}).values())
+
+    def clear(self) -> None:
+        self._groups.clear()
+        self._bytes = 0
+
+
+def _is_frozen(episode: Episode) -> bool:
+    samples = [sample for trajectory in episode.trajectories for sample in trajectory.samples]
+    arrays = [array for each in samples for array in (each.tokens, each.sampled, each.logprobs)]
+    return not any(array.flags.writeable for array in (*arrays, *episode.features.values()))
+
+
 class Payloads:
     """Without a folder (a database in memory) everything is in the row."""
 
     def __init__(self, store: Store, folder: Path | None) -> None:
         self._store = store
         self._folder = folder
+        self._recent = Recent()
+        store.on_rollback.append(self._recent.clear)
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
 
@@ -98,10 +143,20 @@ class Payloads:
             "INSERT OR REPLACE INTO payloads (group_id, idx, bytes, file, body) VALUES (?, ?, ?, ?, ?)",
             (group, idx, size, file, body),
         )
+        self._recent.put(group, idx, size, episode)
 
     def episodes(self, group: int, size: int) -> list[Episode | None]:
         """All members by index; None where nothing was stored."""
         members: list[Episode | None] = [None] * size
-        for idx, file, body in self._store.all("SELECT idx, file, body FROM payloads WHERE group_id = ?", group):
-            members[idx] = self.unpack(Episode, file, body)
+        for (idx,) in self._store.all("SELECT idx FROM payloads WHERE group_id = ?", group):
+            members[idx] = self._recent.get(group, idx) or self._episode(group, idx)
         return members
+
+    def _episode(self, group: int, idx: int) -> Episode:
+        row = self._store.one("SELECT file, body FROM payloads WHERE group_id = ? AND idx = ?", group, idx)
+        assert row is not None
+        return self.unpack(Episode, *row)
+
+    def forget(self, group: int) -> None:
+        """Its episodes are not expected to be asked for again soon."""
+        self._recent.drop(group)

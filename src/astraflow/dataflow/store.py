@@ -6,7 +6,7 @@ import errno
 import fcntl
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -56,6 +56,8 @@ class Store:
         self.connection = connection
         self.run = connection.execute
         self.run_many = connection.executemany
+        self.on_rollback: list[Callable[[], None]] = []
+        """Called whenever anything is rolled back: memories of the tables are then worth nothing."""
         schema = resources.files("astraflow.dataflow").joinpath("schema.sql").read_text()
         connection.executescript(schema)
 
@@ -83,6 +85,7 @@ class Store:
         except BaseException as error:
             if self.connection.in_transaction:
                 self.run("ROLLBACK")
+            self._rolled_back()
             if is_full(error):
                 raise StorageFull(
                     "the disk of the run folder is full: free some space, the run then goes on"
@@ -99,8 +102,13 @@ class Store:
             if self.connection.in_transaction:
                 self.run("ROLLBACK TO transition")
                 self.run("RELEASE transition")
+            self._rolled_back()
             raise
         self.run("RELEASE transition")
+
+    def _rolled_back(self) -> None:
+        for forget in self.on_rollback:
+            forget()
 
     # ── logs ──
 
@@ -118,6 +126,13 @@ class Store:
         self.run(
             "INSERT INTO events (at, kind, group_id, idx, policy, batch, data) VALUES (?, ?, ?, ?, ?, ?, ?)",
             (now, kind, group, idx, policy, batch, json.dumps(data) if data else None),
+        )
+
+    def events(self, now: float, kind: str, rows: Sequence[tuple[int, int, dict[str, Any]]]) -> None:
+        """One for each (group, index, data), in order."""
+        self.run_many(
+            "INSERT INTO events (at, kind, group_id, idx, data) VALUES (?, ?, ?, ?, ?)",
+            [(now, kind, group, idx, json.dumps(data)) for group, idx, data in rows],
         )
 
     def count(self, name: str, by: float = 1) -> None:
