@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from collections import deque
@@ -23,6 +24,8 @@ from astraflow.engines.threads import ThreadTuner, available_cores
 from astraflow.errors import BadRequest, TimedOut, Unavailable
 from astraflow.types import Manifest
 
+_SWITCH_S = 0.0005
+"""How long another thread may keep the interpreter: a decode step asks for it back a thousand times."""
 _IDLE_S = 1.0
 """The decode thread looks so often whether it should end, if nothing else wakes it."""
 
@@ -66,6 +69,7 @@ class TorchEngine:
             return
         self._folder = await asyncio.to_thread(open_folder, self._dir, self._settings)
         self._decoder = Decoder(self._folder.model, self._settings, text_of=self._folder.text_of, now=time.monotonic)
+        sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
         self._thread = threading.Thread(target=self._decode, name=f"decode-{self._policy}", daemon=True)
         self._thread.start()
 

@@ -103,6 +103,9 @@ class Conversation:
     def prompt(self, messages: Sequence[Message]) -> Prompt:
         """Raises BadRequest when the template refuses the messages."""
         keys = tuple(_key(message) for message in messages)
+        if not self._nodes:
+            rendered, tokens = self._template.opening(messages, keys)
+            return _prompt(tokens, keys, messages, rendered, None)
         rendered = self._template.render(messages)
         for node in sorted(self._nodes, key=lambda each: len(each.keys), reverse=True):
             rest = self._rest(node, keys, messages, rendered)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import datetime
 import json
 import re
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,6 +30,8 @@ from astraflow.rollout.workflow import Message
 
 _SENTINELS = range(0xF0000, 0xF0100)
 """Private-use characters: one that no message contains is taken."""
+_OPENINGS = 128
+"""First prompts remembered: those of the groups that are being played."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +81,7 @@ class ChatTemplate:
         self._template = _compile(template)
         self._bos = self._added.get(self._names.get("bos_token", ""))
         self._adds_bos = self._decide_bos(bos)
+        self._openings: OrderedDict[tuple[str, ...], tuple[Rendered, tuple[int, ...]]] = OrderedDict()
 
     @classmethod
     def from_folder(cls, folder: Path, *, bos: bool | None = None) -> ChatTemplate:
@@ -118,6 +122,19 @@ class ChatTemplate:
         if start and self._adds_bos and self._bos is not None and ids[:1] != [self._bos]:
             ids.insert(0, self._bos)
         return ids
+
+    def opening(self, messages: Sequence[Message], keys: tuple[str, ...]) -> tuple[Rendered, list[int]]:
+        """Rendered text and ids of a history's first prompt, which all episodes of a group begin with.
+
+        ``keys``: equal for equal messages. Raises BadRequest.
+        """
+        found = self._openings.get(keys)
+        if found is None:
+            rendered = self.render(messages)
+            found = self._openings[keys] = (rendered, tuple(self.encode(rendered)))
+            if len(self._openings) > _OPENINGS:
+                self._openings.popitem(last=False)
+        return found[0], list(found[1])
 
     def encode_reply(self, text: str) -> list[int]:
         """Ids of a reply's text that nobody sampled (supervised targets): no control token in it."""

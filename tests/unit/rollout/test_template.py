@@ -162,3 +162,19 @@ def test_from_folder_reads_what_save_pretrained_writes(
 def test_end_of_a_reply_is_what_the_template_writes(smollm2: ChatTemplate) -> None:
     messages = [{"role": "user", "content": "hi"}]
     assert smollm2.end_of(smollm2.render(messages).plain, "there", messages) == END
+
+
+def test_the_opening_of_a_group_is_made_once_and_is_that_of_render_and_encode(smollm2: ChatTemplate) -> None:
+    messages = [{"role": "user", "content": "What is 2 + 3?"}]
+    rendered, tokens = smollm2.opening(messages, ("a",))
+    assert tokens == smollm2.encode(smollm2.render(messages))
+    assert rendered == smollm2.render(messages)
+    tokens.append(7)
+    assert smollm2.opening([], ("a",)) == (rendered, tokens[:-1]), "remembered, and not the caller's to change"
+
+
+def test_openings_are_forgotten_oldest_first(smollm2: ChatTemplate) -> None:
+    for number in range(1000):
+        smollm2.opening([{"role": "user", "content": str(number)}], (str(number),))
+    assert len(smollm2._openings) <= 128
+    assert smollm2.opening([{"role": "user", "content": "new"}], ("0",))[0].text.count("new") == 1
