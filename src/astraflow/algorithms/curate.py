@@ -38,6 +38,11 @@ class Shuffled:
         self._position = 0
         self._order: tuple[int, list[int]] | None = None
 
+    @property
+    def groups(self) -> int | None:
+        """All epochs; None: for ever."""
+        return None if self._epochs is None or self._tasks.size is None else self._epochs * self._tasks.size
+
     def next(self) -> Admission | None:
         index = self._index(self._position)
         if index is None:
@@ -97,6 +102,14 @@ class Stages:
         self._at = 0
         self._admitted = 0
 
+    @property
+    def groups(self) -> int | None:
+        bounds = []
+        for stage in self._stages:
+            known = [bound for bound in (stage.groups, most_groups(stage.curate)) if bound is not None]
+            bounds.append(min(known, default=None))
+        return _sum(bounds)
+
     def next(self) -> Admission | None:
         while self._at < len(self._stages):
             stage = self._stages[self._at]
@@ -144,6 +157,10 @@ class Mixture:
         self._seed = seed
         self._position = 0
 
+    @property
+    def groups(self) -> int | None:
+        return _sum([most_groups(part) for part in self._parts])
+
     def next(self) -> Admission | None:
         left = list(range(len(self._parts)))
         attempt = 0
@@ -175,6 +192,16 @@ class Mixture:
             if point < 0:
                 return part
         return left[-1]
+
+
+def most_groups(curate: Curate) -> int | None:
+    """How many groups it can give before it has no more tasks; None: as many as are wanted, or not known."""
+    return curate.groups if isinstance(curate, Shuffled | Stages | Mixture) else None
+
+
+def _sum(bounds: Sequence[int | None]) -> int | None:
+    known = [bound for bound in bounds if bound is not None]
+    return sum(known) if len(known) == len(bounds) else None
 
 
 def _load_parts(parts: Sequence[Curate], states: Sequence[State], what: str) -> None:

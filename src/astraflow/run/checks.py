@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from astraflow.algorithms.credit import GroupMean
+from astraflow.algorithms.curate import most_groups
 from astraflow.errors import ConfigError
 from astraflow.run.recipe import Policy, Recipe
 from astraflow.run.tiny_model import TinyModel
@@ -30,6 +31,7 @@ def problems(recipe: Recipe) -> Iterator[str]:
     yield from _workflow(recipe)
     yield from _sampling(recipe)
     yield from _groups(recipe)
+    yield from _ends(recipe)
     yield from _evaluation(recipe)
     for name, policy in recipe.policies.items():
         yield from _policy(recipe, name, policy)
@@ -85,6 +87,20 @@ def _groups(recipe: Recipe) -> Iterator[str]:
             f"Recipe.limits.min_group is {least} and Recipe.group_size {recipe.group_size}: every group would be "
             "dropped; lower the first or raise the second"
         )
+
+
+def _ends(recipe: Recipe) -> Iterator[str]:
+    """A finite supply of tasks must be enough for every step, even if every group is kept."""
+    curate = getattr(recipe.pipeline, "curate", None)
+    most = None if curate is None else most_groups(curate)
+    for name in recipe.trainable:
+        batch = recipe.policies[name].groups_per_batch
+        if most is not None and most < recipe.steps * batch:
+            yield (
+                f"Recipe.steps {recipe.steps} of Recipe.policies[{name!r}].groups_per_batch {batch} need "
+                f"{recipe.steps * batch} groups, but {type(curate).__name__} gives only {most} before its tasks are "
+                "used up; raise its epochs (None: for ever), or lower steps or groups_per_batch"
+            )
 
 
 def _evaluation(recipe: Recipe) -> Iterator[str]:

@@ -20,8 +20,10 @@ import numpy as np
 from astraflow.errors import AstraFlowError, ConfigError
 from astraflow.run.checks import check_recipe
 from astraflow.run.code_digest import code_digest
+from astraflow.run.layout import RunFolder, read_json
 from astraflow.run.overrides import apply_overrides
 from astraflow.run.recipe import Recipe
+from astraflow.run.task_record import describe_changed_tasks, record_tasks, without_tasks
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,18 +83,29 @@ def resolve(reference: str, overrides: Sequence[str] = (), seed: int | None = No
     )
 
 
-def load_config(run_dir: Path) -> Resolved:
+def load_config(run_dir: Path, *, allow_changed_tasks: bool = False) -> Resolved:
     """The recipe of an existing run, resolved again. Raises ConfigError when the sources or settings have changed."""
     stored = read_config(run_dir)
     now = resolve(stored["recipe"], stored["set"], stored["seed"])
     differences = describe_differences(stored["config"], now.config)
-    if now.digest != stored["digest"]:
+    if now.digest != stored["digest"] and without_tasks(stored["config"]) == without_tasks(to_json(now.config)):
+        if not allow_changed_tasks:
+            raise ConfigError(
+                f"{run_dir} was started with other tasks: {_changed_tasks(run_dir, now) or differences}; restore them, "
+                "start a new run, or go on all the same with 'astraflow resume --allow-changed-tasks'"
+            )
+    elif now.digest != stored["digest"]:
         raise ConfigError(f"{run_dir} was started with another config: {differences or 'digest differs'}")
     if now.code_digest != stored["code_digest"]:
         raise ConfigError(
             f"{run_dir} was started with other sources of the recipe or workflow; restore them, or start a new run"
         )
     return now
+
+
+def _changed_tasks(run_dir: Path, now: Resolved) -> str:
+    path = RunFolder(run_dir).tasks
+    return describe_changed_tasks(read_json(path), record_tasks(now.recipe)) if path.exists() else ""
 
 
 def read_config(run_dir: Path) -> dict[str, Any]:
@@ -113,6 +126,11 @@ def describe_differences(old: Mapping[str, Any], new: Mapping[str, Any], *, limi
     shown = [f"{path}: {before.get(path)!r} → {after.get(path)!r}" for path in paths[:limit]]
     more = f" and {len(paths) - limit} more" if len(paths) > limit else ""
     return "; ".join(shown) + more
+
+
+def to_json(config: Mapping[str, Any]) -> Any:
+    """As it would be read back from a file: tuples are lists, keys are text."""
+    return json.loads(canonical_json(config))
 
 
 def canonical_json(value: Any) -> bytes:

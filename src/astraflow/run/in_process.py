@@ -15,20 +15,27 @@ from astraflow.run.serve_dataflow import open_service
 from astraflow.run.serve_rollout import build_rollout
 from astraflow.run.serve_trainer import build_trainer
 from astraflow.weights.store import DirStore
-from astraflow.wire.messages import StatusReply
+from astraflow.wire.messages import OperatorRequest, StatusReply
 from astraflow.wire.protocol import Dataflow
 
 POLL_S = 0.5
 
 
 async def run_in_process(
-    run: RunFolder, resolved: Resolved, *, watch: Callable[[StatusReply], None], tensorboard: bool = False
+    run: RunFolder,
+    resolved: Resolved,
+    *,
+    watch: Callable[[StatusReply], None],
+    tensorboard: bool = False,
+    although_failed: bool = False,
 ) -> StatusReply:
     """The last status. Raises RunFailed, or whatever ended a component, with its traceback whole."""
     store = DirStore(run.weights)
     with tempfile.TemporaryDirectory(prefix="cache-", dir=run.path) as cache:
         async with open_service(run, resolved, store, tensorboard=tensorboard) as service:
             dataflow = LocalDataflow(service)
+            if although_failed:
+                await dataflow.operate(OperatorRequest(action="resume"))
             rollout = build_rollout(resolved, dataflow, name="rollout-0", store=store, cache=Path(cache))
             recipe = resolved.recipe
             trainers = [

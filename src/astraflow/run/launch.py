@@ -25,6 +25,8 @@ class LaunchOptions:
     in_process: bool = False
     tensorboard: bool = False
     json: bool = False
+    although_failed: bool = False
+    """A run that failed goes on: whoever starts it again has mended the cause."""
 
 
 def launch(run: RunFolder, resolved: Resolved, *, listen: Listen, options: LaunchOptions) -> int:
@@ -59,10 +61,24 @@ def _play(run: RunFolder, resolved: Resolved, listen: Listen, options: LaunchOpt
         from astraflow.run.in_process import run_in_process
 
         with first_cause_only():
-            asyncio.run(run_in_process(run, resolved, watch=watch.show, tensorboard=options.tensorboard))
+            asyncio.run(
+                run_in_process(
+                    run,
+                    resolved,
+                    watch=watch.show,
+                    tensorboard=options.tensorboard,
+                    although_failed=options.although_failed,
+                )
+            )
         return
     supervisor = Supervisor(
-        run, resolved, listen=listen, watch=watch.show, say=progress.say, tensorboard=options.tensorboard
+        run,
+        resolved,
+        listen=listen,
+        watch=watch.show,
+        say=progress.say,
+        tensorboard=options.tensorboard,
+        although_failed=options.although_failed,
     )
     with first_cause_only():
         asyncio.run(supervisor.run())

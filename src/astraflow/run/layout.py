@@ -27,6 +27,11 @@ class RunFolder:
         return self.path / "config.json"
 
     @property
+    def tasks(self) -> Path:
+        """Which tasks the run was started with."""
+        return self.path / "tasks.json"
+
+    @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
 

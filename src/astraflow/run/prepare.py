@@ -11,6 +11,7 @@ from astraflow.errors import ConfigError
 from astraflow.run.config import Resolved, load_config, resolve
 from astraflow.run.initial import publish_initial
 from astraflow.run.layout import RunFolder, new_run_folder, write_json
+from astraflow.run.task_record import record_tasks
 from astraflow.wire.tokens import Tokens
 
 Say = Callable[[str], None]
@@ -23,6 +24,7 @@ def create_run(resolved: Resolved, run_dir: Path | None, *, say: Say = lambda _:
     run.create()
     Tokens.make(resolved.recipe.trainable).write(run.path)
     asyncio.run(publish_initial(run, resolved.recipe, say))
+    write_json(run.tasks, record_tasks(resolved.recipe))
     write_json(run.config, resolved.as_file())
     return run
 

@@ -25,7 +25,7 @@ from astraflow.run.layout import RunFolder, read_json
 from astraflow.run.useful import Useful
 from astraflow.wire.calls import Role
 from astraflow.wire.client import HttpDataflow
-from astraflow.wire.messages import StatusReply
+from astraflow.wire.messages import OperatorRequest, StatusReply
 from astraflow.wire.tokens import ENVIRONMENT, Tokens
 
 log = logging.getLogger("astraflow.run")
@@ -84,7 +84,8 @@ class Watcher(Protocol):
 class Supervisor:
     """``run`` once. ``watch`` is called with every status, for the display; ``watcher`` with every start and death.
 
-    ``route`` may lead a process to dataflow by another way: (post, URL) → URL.
+    ``route`` may lead a process to dataflow by another way: (post, URL) → URL. ``although_failed``: a run that failed
+    goes on, before any worker asks for work.
     """
 
     def __init__(
@@ -96,11 +97,13 @@ class Supervisor:
         watch: Callable[[StatusReply], None] = lambda _: None,
         say: Callable[[str], None] = lambda _: None,
         tensorboard: bool = False,
+        although_failed: bool = False,
         watcher: Watcher | None = None,
         route: Callable[[str, str], str] = lambda _, url: url,
     ) -> None:
         self._watcher, self._route = watcher, route
         self._recording = ("--tensorboard",) if tensorboard else ()
+        self._although_failed = although_failed
         self._run, self._resolved, self._listen = run, resolved, listen
         self._watch, self._say = watch, say
         self._tokens = Tokens.read(run.path)
@@ -115,6 +118,8 @@ class Supervisor:
                 url = await self._start_dataflow()
                 self._add_workers(url)
                 async with self._client(url) as client:
+                    if self._although_failed:
+                        await client.operate(OperatorRequest(action="resume"))
                     return await self._follow(client)
             finally:
                 await self._end_all()

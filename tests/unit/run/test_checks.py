@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from astraflow.algorithms.base import Curate
 from astraflow.algorithms.credit import Returns
-from astraflow.algorithms.curate import Shuffled
+from astraflow.algorithms.curate import Mixture, Shuffled, Stage, Stages, most_groups
 from astraflow.algorithms.pace import BoundedStaleness
 from astraflow.algorithms.pipeline import Pipeline
 from astraflow.algorithms.select import EarliestDeadline
@@ -21,8 +22,9 @@ from astraflow.rollout.settings import RolloutSettings
 from astraflow.run.checks import check_recipe
 from astraflow.run.recipe import Eval, Policy, Recipe
 from astraflow.run.tiny_model import TinyModel
+from astraflow.tasks.lists import ListTasks
 from astraflow.trainer.settings import TrainerSettings
-from astraflow.types import Sampling
+from astraflow.types import Sampling, Task
 
 Build = Callable[..., Recipe]
 TINY = TinyModel(context=64)
@@ -35,6 +37,40 @@ def refused(recipe: Recipe) -> str:
     with pytest.raises(ConfigError) as caught:
         check_recipe(recipe.with_pipeline())
     return str(caught.value)
+
+
+def finite(curate: Curate) -> Pipeline:
+    return Pipeline(curate=curate, pace=BoundedStaleness(), credit=Returns(), keep=(), select=EarliestDeadline())
+
+
+def test_f98_tasks_that_cannot_last_for_every_step(recipe_with: Build) -> None:
+    """A dataset that is smaller than a batch comes round again; a number of epochs that is too small is refused."""
+    rows = ListTasks("rows", [Task(key=str(i)) for i in range(3)])
+
+    def pipeline(epochs: int | None) -> Pipeline:
+        return finite(Shuffled(rows, group_size=8, epochs=epochs))
+
+    check_recipe(recipe_with(tasks=rows, steps=10, pipeline=pipeline(None)))
+    check_recipe(recipe_with(tasks=rows, steps=3, pipeline=pipeline(8)))
+    words = refused(recipe_with(tasks=rows, steps=3, pipeline=pipeline(7)))
+    for part in ("Recipe.steps 3", "groups_per_batch 8 need 24 groups", "gives only 21", "raise its epochs"):
+        assert part in words
+    check_recipe(recipe_with(tasks=rows, steps=0, pipeline=pipeline(1)))
+
+
+def test_how_many_groups_a_supply_can_give() -> None:
+    rows = ListTasks("rows", [Task(key=str(i)) for i in range(3)])
+    twice, ever = Shuffled(rows, group_size=2, epochs=2), Shuffled(rows, group_size=2)
+    assert (most_groups(twice), most_groups(ever)) == (6, None)
+    assert most_groups(Stages([Stage(curate=ever, groups=4), Stage(curate=twice)])) == 10
+    assert most_groups(Stages([Stage(curate=twice, groups=99), Stage(curate=twice, groups=1)])) == 7
+    assert most_groups(Stages([Stage(curate=twice), Stage(curate=ever)])) is None
+    assert most_groups(Mixture([twice, twice], weights=[1, 3])) == 12
+    assert most_groups(Mixture([twice, ever], weights=[1, 3])) is None
+    given = 0
+    while twice.next() is not None:
+        given += 1
+    assert given == 6
 
 
 def test_a_sound_recipe_passes(recipe_with: Build) -> None:

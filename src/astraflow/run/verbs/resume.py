@@ -1,4 +1,4 @@
-"""Go on with a run that was stopped: same recipe, same settings, from its newest checkpoint."""
+"""Go on with a run that was stopped or has failed: same recipe, same settings, from its newest checkpoint."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from tyro.conf import Positional
 class Args:
     run: Positional[Path]
     """Run folder."""
+    allow_changed_tasks: bool = False
+    """Go on although the dataset is not the one that the run was started with: it is begun from its first epoch."""
     in_process: bool = False
     """Everything in this process, for a debugger."""
     host: str = "127.0.0.1"
@@ -24,13 +26,21 @@ class Args:
 
 
 def main(args: Args) -> int:
-    from astraflow.run.config import load_config
+    from astraflow.run.changed_tasks import accept_changed_tasks
+    from astraflow.run.config import load_config, read_config
     from astraflow.run.launch import LaunchOptions, launch
     from astraflow.run.layout import RunFolder
+    from astraflow.run.over import is_finished, say_finished
     from astraflow.run.supervisor import Listen
 
     run = RunFolder(args.run).require()
-    resolved = load_config(run.path)
+    resolved = load_config(run.path, allow_changed_tasks=args.allow_changed_tasks)
+    if is_finished(run):
+        return say_finished(run, resolved, as_json=args.json)
+    if resolved.digest != read_config(run.path)["digest"]:
+        accept_changed_tasks(run, resolved)
     listen = Listen(host=args.host, port=args.port, tls_cert=args.tls_cert, tls_key=args.tls_key)
-    options = LaunchOptions(in_process=args.in_process, tensorboard=args.tensorboard, json=args.json)
+    options = LaunchOptions(
+        in_process=args.in_process, tensorboard=args.tensorboard, json=args.json, although_failed=True
+    )
     return launch(run, resolved, listen=listen, options=options)
