@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -76,7 +77,8 @@ class Batches:
         )
         self._store.event(
             now, "cut", policy=policy, batch=batch, version=version, groups=[group for group, _ in groups],
-            tokens=cut.tokens, sequences=cut.sequences,
+            tokens=cut.tokens, sequences=cut.sequences, masked=_counts(cut.masked),
+            replayed=[group for group, use in groups if use > 0],
         )  # fmt: skip
         return batch
 
@@ -281,6 +283,11 @@ class Batches:
             self._end_dropped(now, policy, batch, "rolled_back")
         self._policies.set_version(policy, version)
         return tuple(batch for (batch,) in gone)
+
+
+def _counts(masked: Mapping[str, str]) -> dict[str, int]:
+    """Samples without a row, by group, for the log."""
+    return dict(Counter(sample_id.partition("/")[0] for sample_id in masked))
 
 
 def _places(masked: Mapping[str, str]) -> list[tuple[tuple[int, int, str, int], str]]:

@@ -189,7 +189,7 @@ class Episodes:
         )
         self._store.event(
             now, "done", group=group, idx=idx, attempt=attempt, worker=worker, outcome=episode.outcome,
-            score=episode.score, wall_s=round(episode.wall_s, 3),
+            score=episode.score, wall_s=round(episode.wall_s, 3), samples=self._by_policy(episode, samples),
         )  # fmt: skip
         return self._groups.member_ended(now, group)
 
@@ -209,6 +209,14 @@ class Episodes:
             rows,
         )
         return len(rows)
+
+    def _by_policy(self, episode: Episode | None, stored: int) -> dict[str, int]:
+        """Samples stored, for the log; nothing if none were."""
+        counts: dict[str, int] = {}
+        for each in episode.trajectories if episode is not None and stored else ():
+            if each.policy in self._spec.trainable:
+                counts[each.policy] = counts.get(each.policy, 0) + len(each.samples)
+        return counts
 
     def _check(self, name: str, episode: Episode) -> None:
         """What an episode names must exist: agents once, policies of the run, spans of published weights."""
@@ -283,7 +291,8 @@ class Episodes:
             "WHERE group_id = ? AND idx = ?",
             (kind, Outcome.FAILED, now, samples, group, idx),
         )
-        self._store.event(now, "given_up", group=group, idx=idx, failure=kind)
+        by_policy = self._by_policy(episode, samples)
+        self._store.event(now, "given_up", group=group, idx=idx, failure=kind, samples=by_policy)
         return self._groups.member_ended(now, group)
 
     def expired(self, now: float) -> list[tuple[int, int, str, bool]]:

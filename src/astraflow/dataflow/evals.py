@@ -51,7 +51,7 @@ class Evals:
                 versions=pins,
                 eval_id=opened.lastrowid,
             )
-        self._store.event(now, "eval_opened", policy=policy, version=manifest.version)
+        self._store.event(now, "eval_opened", policy=policy, version=manifest.version, eval=opened.lastrowid)
         return True
 
     def close_ready(self, now: float) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from astraflow.dataflow.conservation import balance
+from astraflow.dataflow.verify import verify
 from astraflow.run.layout import RunFolder
 from astraflow.run.run_db import open_run_db
 
@@ -34,6 +35,28 @@ def ledger_lines(report: dict[str, Any]) -> list[str]:
     lines.append(f"samples   {_sum(report['samples'], 'stored')}")
     verdict = "balances" if report["difference"] == 0 else f"does NOT balance: difference {report['difference']}"
     return [*lines, f"the ledger {verdict}"]
+
+
+def verification(run: RunFolder) -> dict[str, Any]:
+    """``verified``: every state follows from the events; else ``differences``, each in words."""
+    with open_run_db(run.database) as db:
+        found = verify(db.connection, run.payloads)
+    return {
+        "verified": not found.differences,
+        "differences": list(found.differences),
+        "events": found.events,
+        "rows": found.rows,
+    }
+
+
+def verification_lines(found: dict[str, Any]) -> list[str]:
+    """For people: each difference, and the verdict."""
+    compared = f"{found['events']} events and {found['rows']} rows"
+    count = len(found["differences"])
+    verdict = (
+        f"verified: {compared} tell the same" if found["verified"] else f"NOT verified: {compared}, {count} differ"
+    )
+    return [*found["differences"], verdict]
 
 
 def _sum(counts: dict[str, int], total: str) -> str:

@@ -17,7 +17,7 @@ FLAGS = {
     "run": (*RECIPE, "run_dir", "in_process", "host", "port", "tls_cert", "tls_key", "tensorboard", "json"),
     "plan": (*RECIPE, "json"),
     "status": ("run", "json"),
-    "ledger": ("run", "json"),
+    "ledger": ("run", "verify", "json"),
     "trace": ("run", "episode", "json"),
     "resume": ("run", "allow_changed_tasks", "in_process", "host", "port", "tls_cert", "tls_key", "tensorboard", "json"),
     "eval": ("recipe", "model", "policy", "set", "seed", "json"),

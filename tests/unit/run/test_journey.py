@@ -7,10 +7,13 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from astraflow.run.journey import journey_of, text_lines
-from astraflow.run.layout import RunFolder
+from astraflow.run.layout import RunFolder, write_json
 from astraflow.run.ledger import ledger_report
 from astraflow.run.recipe import Recipe
+from astraflow.run.verbs import ledger
 from tests.unit.dataflow.rig import Rig, make_spec
 
 
@@ -64,3 +67,28 @@ def test_a_run_of_a_program_that_did_not_prune_can_be_read(tmp_path: Path) -> No
     db.close()
     assert journey_of(run, 3, 0).pruned is None
     assert ledger_report(run)["difference"] == 4
+
+
+def test_ledger_verify_prints_each_difference_and_answers_by_its_exit_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = pruned_run(tmp_path)
+    write_json(run.config, {})
+    assert ledger.main(ledger.Args(run=tmp_path, verify=True)) == 0
+    assert capsys.readouterr().out.startswith("verified: ")
+    db = sqlite3.connect(run.database)
+    db.execute("UPDATE episodes SET score = 0.5 WHERE group_id = 3 AND idx = 1")
+    db.execute("UPDATE policies SET version = 7")
+    db.commit()
+    db.close()
+    assert ledger.main(ledger.Args(run=tmp_path, verify=True)) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [
+        "policy p: version is 7, the events tell 2",
+        "episode 3/1: score is 0.5, the events tell 1.0",
+    ]
+    assert lines[2].startswith("NOT verified: ") and lines[2].endswith(" rows, 2 differ")
+    assert ledger.main(ledger.Args(run=tmp_path, verify=True, json=True)) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["verified"] is False
+    assert told["differences"] == lines[:2]

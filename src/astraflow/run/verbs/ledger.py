@@ -1,4 +1,4 @@
-"""Where every episode, group and sample of a run is; exit code 1 if that does not balance."""
+"""Where every episode, group and sample of a run is; exit code 1 if that does not balance, or is not as events tell."""
 
 from __future__ import annotations
 
@@ -13,14 +13,21 @@ from tyro.conf import Positional
 class Args:
     run: Positional[Path]
     """Run folder."""
+    verify: bool = False
+    """Tell every state again from the events that only grow, and compare with the tables: one line a difference."""
     json: bool = False
-    """One JSON object; its ``difference`` is 0 when everything adds up."""
+    """One JSON object; its ``difference`` is 0 when everything adds up, with --verify its ``differences`` are none."""
 
 
 def main(args: Args) -> int:
     from astraflow.run.layout import RunFolder
-    from astraflow.run.ledger import ledger_lines, ledger_report
+    from astraflow.run.ledger import ledger_lines, ledger_report, verification, verification_lines
 
-    report = ledger_report(RunFolder(args.run).require())
+    run = RunFolder(args.run).require()
+    if args.verify:
+        found = verification(run)
+        print(json.dumps(found) if args.json else "\n".join(verification_lines(found)))
+        return 0 if found["verified"] else 1
+    report = ledger_report(run)
     print(json.dumps(report) if args.json else "\n".join(ledger_lines(report)))
     return 0 if report["difference"] == 0 else 1
