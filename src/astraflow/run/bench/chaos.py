@@ -15,7 +15,9 @@ from typing import Any
 
 import astraflow
 from astraflow.errors import ConfigError
+from astraflow.run.chaos.plan import make_plan
 from astraflow.run.chaos.session import session
+from astraflow.testing.sabotage import SWITCHES
 
 DEFAULT = "examples/tiny.py"
 TINY = (
@@ -27,7 +29,15 @@ TINY = (
 )
 """Small batches, so that there are many steps to be hit; and nothing that is learned to the end, so that there always
 is signal."""
-WRONG = ("lost", "trained_twice", "only_in_history", "ledger_difference", "not_recovered", "unexpected_deaths")
+WRONG = (
+    "lost",
+    "trained_twice",
+    "only_in_history",
+    "ledger_difference",
+    "not_recovered",
+    "unexpected_deaths",
+    "failed",
+)
 
 
 def main(
@@ -37,22 +47,38 @@ def main(
     recipe: str | None = None,
     set: Sequence[str] = (),
     run_dir: Path | None = None,
+    without: str | None = None,
 ) -> dict[str, Any]:
+    """``without``: a guarantee that is switched off (``astraflow.testing.sabotage``); the figures must show it."""
     folder = Path(tempfile.mkdtemp(prefix="astraflow-chaos-")) if run_dir is None else run_dir
     overrides = [*(TINY if recipe is None else ()), *set]
+    reference = recipe or _default()
     found = session(
-        recipe or _default(),
-        kills=kills,
-        seed=seed,
+        reference if without is None else _sabotaged(reference, without, folder),
+        plan=make_plan(kills, seed),
         overrides=overrides,
         folder=folder,
         say=_say,
     )
+    found = {"seed": seed, **found}
     if run_dir is None and not any(found[name] for name in WRONG):
         shutil.rmtree(folder)
     else:
         _say(f"the run folder is {folder / 'run'}")
     return found
+
+
+def _sabotaged(recipe: str, without: str, folder: Path) -> str:
+    """The same recipe file, with lines that switch the guarantee off in every process that imports it."""
+    if without not in SWITCHES:
+        raise ConfigError(f"--without takes one of {', '.join(SWITCHES)}, found {without!r}")
+    if not Path(recipe).is_file():
+        raise ConfigError(f"--without needs a recipe that is a file, found {recipe!r}")
+    folder.mkdir(parents=True, exist_ok=True)
+    changed = folder / f"without_{without}.py"
+    lines = f"\n\nfrom astraflow.testing.sabotage import switch_off\n\nswitch_off({without!r})\n"
+    changed.write_text(Path(recipe).read_text(encoding="utf-8") + lines, encoding="utf-8")
+    return str(changed)
 
 
 def _say(line: str) -> None:

@@ -79,7 +79,7 @@ def read_histories(run: RunFolder, policies: Sequence[str]) -> dict[str, list[Tr
 
 
 def read_claims(run: RunFolder) -> Claims:
-    """Of a run that has finished."""
+    """Of a run that has ended; of one that has not, nothing need have ended."""
     with closing(_open(run.database)) as db:
         trained = {
             policy: frozenset(
@@ -99,9 +99,10 @@ def read_claims(run: RunFolder) -> Claims:
 
 
 def _without_end(db: sqlite3.Connection) -> list[str]:
-    (state,) = db.execute("SELECT value FROM meta WHERE key = 'state'").fetchone()
-    (end,) = db.execute("SELECT COALESCE(MAX(at), 0) FROM events WHERE kind IN ('finished', 'failed_run')").fetchone()
-    found = [] if state == "finished" else [f"the run is {state}, not finished"]
+    (end,) = db.execute("SELECT MAX(at) FROM events WHERE kind IN ('finished', 'failed_run')").fetchone()
+    if end is None:
+        return []
+    found = []
     for what, sql in (
         (
             "episode {}/{} is leased, and its lease ran out long ago",

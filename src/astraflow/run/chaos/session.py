@@ -15,12 +15,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from astraflow.errors import ConfigError, RunFailed
+from astraflow.errors import AstraFlowError, ConfigError, RunFailed
 from astraflow.observe.points import ENVIRONMENT
 from astraflow.run.chaos.act import MORE_STEPS, Actor
 from astraflow.run.chaos.evidence import count_undone, read_claims, read_histories, read_versions
 from astraflow.run.chaos.judge import figures, judge
-from astraflow.run.chaos.plan import Fault, make_plan
+from astraflow.run.chaos.plan import Fault
 from astraflow.run.config import Resolved, resolve
 from astraflow.run.first_cause import first_cause_only
 from astraflow.run.layout import RunFolder, write_json
@@ -36,28 +36,35 @@ Say = Callable[[str], None]
 
 
 def session(
-    reference: str, *, kills: int, seed: int, overrides: Sequence[str], folder: Path, say: Say = lambda _: None
+    reference: str, *, plan: Sequence[Fault], overrides: Sequence[str], folder: Path, say: Say = lambda _: None
 ) -> dict[str, Any]:
-    """The figures of docs/benchmarks.md, of a run below ``folder``."""
-    plan = make_plan(kills, seed)
+    """The figures of docs/benchmarks.md, of a run below ``folder``; also of one that did not get to its end."""
     began = time.monotonic()
     settings = [*_settings(reference), *overrides]
     resolved = resolve(reference, [*settings, f"steps={ENDLESS}"])
     orders = (folder / "orders").resolve()
     orders.mkdir(parents=True)
     run = create_run(resolved, (folder / "run").resolve(), say=say)
-    with first_cause_only(), _orders_in(orders):
-        actor = asyncio.run(_suffer(run, resolved, plan, orders, say))
-    undone = count_undone(run)
-    steps = max(read_versions(run).values()) + MORE_STEPS
-    last = resolve(reference, [*settings, f"steps={steps}"])
-    write_json(run.config, last.as_file())
-    say(f"all faults are done; the run goes on to step {steps}, its last one")
-    with first_cause_only():
-        asyncio.run(Supervisor(run, last, listen=Listen(), say=say).run())
-    return _report(run, last, actor, undone=undone) | {
-        "seed": seed,
-        "steps": steps,
+    actor = Actor(run, orders, say=say)
+    failed: str | None = None
+    undone = 0
+    try:
+        with first_cause_only(), _orders_in(orders):
+            asyncio.run(_suffer(run, resolved, plan, actor, say))
+        undone = count_undone(run)
+        steps = max(read_versions(run).values()) + MORE_STEPS
+        last = resolve(reference, [*settings, f"steps={steps}"])
+        write_json(run.config, last.as_file())
+        say(f"all faults are done; the run goes on to step {steps}, its last one")
+        with first_cause_only():
+            asyncio.run(Supervisor(run, last, listen=Listen(), say=say).run())
+    except AstraFlowError as error:
+        failed = f"{error.kind}: {error}"
+        say(failed)
+    return _report(run, resolved, actor) | {
+        "undone_steps": undone,
+        "failed": failed,
+        "steps": max(read_versions(run).values()),
         "wall_s": round(time.monotonic() - began, 1),
     }
 
@@ -85,10 +92,9 @@ def _orders_in(folder: Path) -> Iterator[None]:
         del os.environ[ENVIRONMENT]
 
 
-async def _suffer(run: RunFolder, resolved: Resolved, plan: Sequence[Fault], orders: Path, say: Say) -> Actor:
+async def _suffer(run: RunFolder, resolved: Resolved, plan: Sequence[Fault], actor: Actor, say: Say) -> None:
     """The run until all faults are done and a few more steps are committed, then stopped."""
     recipe = resolved.recipe
-    actor = Actor(run, orders, say=say)
     names = [f"rollout-{number}" for number in range(recipe.services)]
     await actor.open_ways([*names, *(f"trainer-{policy}" for policy in recipe.trainable)])
     supervisor = Supervisor(run, resolved, listen=Listen(), say=say, watcher=actor, route=actor.route)
@@ -112,10 +118,9 @@ async def _suffer(run: RunFolder, resolved: Resolved, plan: Sequence[Fault], ord
     if acting.cancelled():
         raise RunFailed("the run ended before all faults were done")
     acting.result()
-    return actor
 
 
-def _report(run: RunFolder, resolved: Resolved, actor: Actor, *, undone: int) -> dict[str, Any]:
+def _report(run: RunFolder, resolved: Resolved, actor: Actor) -> dict[str, Any]:
     verdict = judge(read_histories(run, resolved.recipe.trainable), read_claims(run))
     done = actor.injuries
     if not done:
@@ -123,7 +128,6 @@ def _report(run: RunFolder, resolved: Resolved, actor: Actor, *, undone: int) ->
     return {
         "kills": len(done),
         **{name: value for name, value in asdict(verdict).items() if name != "problems"},
-        "undone_steps": undone,
         **figures(done),
         "by_component": dict(Counter(each.fault.component.value for each in done)),
         "by_fault": dict(Counter(each.fault.point or each.fault.kind.value for each in done)),

@@ -1,0 +1,39 @@
+"""Guarantees switched off on purpose: a test of faults must show that it would notice.
+
+A recipe calls ``switch_off`` when it is imported, so that every process of its run is without the guarantee.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from astraflow.dataflow.batches import Batches
+from astraflow.dataflow.policies import Policies
+from astraflow.errors import ConfigError
+
+
+def _uncommit() -> None:
+    """A trainer that comes back with an older checkpoint goes on from the newest version as if it had it."""
+    _replace(Batches, "undo", lambda *_: ())
+
+
+def _fencing() -> None:
+    """Calls of a trainer that was replaced are answered as if it had not been."""
+    _replace(Policies, "require_epoch", lambda *_: None)
+    _replace(Batches, "_require_issued", lambda *_: None)
+
+
+SWITCHES: dict[str, Callable[[], None]] = {"uncommit": _uncommit, "fencing": _fencing}
+
+
+def switch_off(what: str) -> None:
+    """For good, in this process. Raises ConfigError."""
+    if what not in SWITCHES:
+        raise ConfigError(f"only {', '.join(SWITCHES)} can be switched off, found {what!r}")
+    SWITCHES[what]()
+
+
+def _replace(owner: type, name: str, by: Callable[..., Any]) -> None:
+    getattr(owner, name)  # renamed there, it must fail here
+    setattr(owner, name, by)
