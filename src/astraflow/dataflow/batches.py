@@ -62,7 +62,11 @@ class Batches:
             self._newest[policy] = frozen
         for group, _ in groups:
             self._payloads.forget(group)
-        self._store.run("UPDATE batches SET file = ?, rows = ? WHERE id = ?", (file, body, batch))
+        if body is not None:
+            self._store.run("INSERT INTO batch_rows VALUES (?, ?)", (batch, body))
+        self._store.run(
+            "UPDATE batches SET file = ?, rows = ? WHERE id = ?", (file, None if body is None else size, batch)
+        )
         self._store.run_many(
             "INSERT INTO batch_groups VALUES (?, ?, ?, ?)",
             [(batch, position, group, use) for position, (group, use) in enumerate(groups)],
@@ -102,7 +106,11 @@ class Batches:
         newest = self._newest.get(policy)
         if newest is not None and newest.id == batch:
             return newest
-        row = self._store.one("SELECT file, rows FROM batches WHERE id = ?", batch)
+        row = self._store.one(
+            "SELECT b.file, COALESCE(r.body, CASE TYPEOF(b.rows) WHEN 'blob' THEN b.rows END) FROM batches b "
+            "LEFT JOIN batch_rows r ON r.batch = b.id WHERE b.id = ?",
+            batch,
+        )
         assert row is not None
         return self._payloads.unpack(Batch, *row)
 

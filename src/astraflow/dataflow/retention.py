@@ -249,7 +249,8 @@ class Retention:
         store, gone = self._store, 0
         for policy, oldest in frontier.versions.items():
             spent = store.all(
-                "SELECT id, file, LENGTH(rows) FROM batches WHERE (rows IS NOT NULL OR file IS NOT NULL) "
+                "SELECT id, file, CASE TYPEOF(rows) WHEN 'blob' THEN LENGTH(rows) ELSE rows END FROM batches "
+                "WHERE (rows IS NOT NULL OR file IS NOT NULL) "
                 "AND policy = ? AND (state = 'dropped' OR (state = 'committed' AND version < ?)) LIMIT ?",
                 policy,
                 oldest,
@@ -257,6 +258,7 @@ class Retention:
             )
             for batch, file, size in spent:
                 store.run("UPDATE batches SET rows = NULL, file = NULL WHERE id = ?", (batch,))
+                store.run("DELETE FROM batch_rows WHERE batch = ?", (batch,))
                 store.event(now, "pruned", policy=policy, batch=batch)
                 self._doomed += [file] if file is not None else []
                 gone += int(size or 0)

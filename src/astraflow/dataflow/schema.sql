@@ -201,7 +201,8 @@ CREATE TABLE IF NOT EXISTS batches (
   serial INTEGER,                          -- committed: of its publication
   base TEXT,                               -- committed: digest of the weights that its step started from
   file TEXT,
-  rows BLOB,                               -- frozen at the cut; NULL once pruned or when in a file
+  rows,                                    -- size of its row in batch_rows; NULL once pruned or when in a file; an
+                                           -- older program's: the bytes themselves
   metrics TEXT,
   cut_at REAL NOT NULL,
   ended_at REAL
@@ -211,6 +212,11 @@ CREATE INDEX IF NOT EXISTS batches_done ON batches (policy, version) WHERE state
 CREATE INDEX IF NOT EXISTS batches_stored ON batches (policy, state, version)
   WHERE (rows IS NOT NULL OR file IS NOT NULL);
 CREATE INDEX IF NOT EXISTS batches_file ON batches (file) WHERE file IS NOT NULL;
+
+CREATE TABLE IF NOT EXISTS batch_rows (     -- frozen at the cut; apart, as an UPDATE writes all of a row again
+  batch INTEGER PRIMARY KEY,
+  body BLOB NOT NULL
+);
 
 CREATE TABLE IF NOT EXISTS batch_groups (
   batch INTEGER NOT NULL,

@@ -32,6 +32,8 @@ PER_BATCH = GROUP * GROUPS_PER_BATCH
 POLICY, ROLE = "p", "player"
 WORKERS, LEASES = 4, 16
 """Workers of the load, and how many episodes each leases and submits at once."""
+CHECKPOINTS = 3
+"""One after every step, the last three kept: what is older may be pruned."""
 POOL = 256
 """Different samples; each is sent again and again, nothing on the way compares them."""
 WAIT_S = 10.0
@@ -76,7 +78,7 @@ def manifest(version: int) -> Manifest:
     return Manifest(policy=POLICY, version=version, digest=digest, files=(file,))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Load:
     """Plays a run of ``steps`` batches to its end."""
 
@@ -178,7 +180,11 @@ class Load:
                 raise RunFailed(f"batch {batch.id} has {len(batch.rows)} rows of {batch.tokens} trained tokens")
             await self.training.commit(
                 m.CommitRequest(
-                    policy=POLICY, batch=batch.id, trainer_epoch=epoch, manifest=manifest(batch.version + 1)
+                    policy=POLICY,
+                    batch=batch.id,
+                    trainer_epoch=epoch,
+                    manifest=manifest(batch.version + 1),
+                    oldest_checkpoint=max(0, batch.version + 2 - CHECKPOINTS),
                 )
             )
             self.trained += len(batch.rows)
