@@ -88,8 +88,9 @@ POLICY = m.PolicyStatus(
     waits="5/8 groups",
 )
 EVAL = m.EvalPoint(
-    policy="p", version=7, digest=DIGEST, dataset="held-out", score=0.75, coverage=0.99, episodes=200, at_s=12.5
-)
+    policy="p", version=7, digest=DIGEST, dataset="held-out", score=0.75, coverage=0.99, episodes=200, at_s=12.5,
+    pass_at={"1": 0.75, "2": 0.875},
+)  # fmt: skip
 EVENT = m.Event(id=2**40, at_s=3.5, kind="lease", data={"group": 12, "worker": "w1"})
 
 _EXAMPLES: tuple[Record, ...] = (

@@ -18,6 +18,11 @@ def pass_at_k(*, attempts: int, correct: int, k: int) -> float:
     return float(1 - Fraction(comb(attempts - correct, k), comb(attempts, k)))
 
 
+def draws(attempts: int) -> list[int]:
+    """The k that are shown of so many attempts: 1, 2, 4 … and all of them."""
+    return sorted({attempts, *(1 << n for n in range(attempts.bit_length()) if 1 << n <= attempts)})
+
+
 def mean_pass_at_k(tasks: Iterable[tuple[int, int]], *, k: int) -> float:
     """Mean over tasks of (attempts, correct); never a rate pooled over tasks. Every task needs at least k attempts."""
     values = [pass_at_k(attempts=attempts, correct=correct, k=k) for attempts, correct in tasks]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+
+from astraflow.algorithms.passk import draws, mean_pass_at_k
 from astraflow.dataflow.groups import Groups
 from astraflow.dataflow.policies import Policies
 from astraflow.dataflow.settings import RunSpec
@@ -80,7 +83,22 @@ class Evals:
             "UPDATE evals SET state = 'done', score = ?, coverage = ?, ended_at = ? WHERE id = ?",
             (total / episodes, graded / episodes, now, eval_id),
         )
+        self._keep_pass_at(eval_id)
         self._store.event(now, "eval_done", eval=eval_id, score=total / episodes, coverage=graded / episodes)
+
+    def _keep_pass_at(self, eval_id: int) -> None:
+        """pass@k over the attempts of each task: episodes, never turns or sub-agents; what was lost did not pass."""
+        spec = self._spec.eval
+        if spec is None or spec.episodes == 1:
+            return
+        solved: list[tuple[int, int]] = self._store.all(
+            "SELECT g.size, SUM(e.state = 'done' AND e.score IS NOT NULL AND e.score >= ?) FROM groups g "
+            "JOIN episodes e ON e.group_id = g.id WHERE g.eval_id = ? GROUP BY g.id ORDER BY g.id",
+            spec.passing,
+            eval_id,
+        )
+        found = {str(k): mean_pass_at_k(solved, k=k) for k in draws(spec.episodes)}
+        self._store.set(f"pass_at/{eval_id}", json.dumps(found))
 
     @property
     def open(self) -> int:
@@ -108,9 +126,10 @@ class Evals:
                 coverage=coverage,
                 episodes=episodes,
                 at_s=ended_at - since,
+                pass_at=json.loads(pass_at) if pass_at else {},
             )
-            for policy, version, digest, dataset, score, coverage, episodes, ended_at in self._store.all(
-                "SELECT policy, version, digest, dataset, score, coverage, episodes, ended_at FROM evals "
-                "WHERE state = 'done' ORDER BY policy, version, id"
+            for policy, version, digest, dataset, score, coverage, episodes, ended_at, pass_at in self._store.all(
+                "SELECT policy, version, digest, dataset, score, coverage, episodes, ended_at, value FROM evals "
+                "LEFT JOIN meta ON key = 'pass_at/' || id WHERE state = 'done' ORDER BY policy, version, id"
             )
         )

@@ -47,6 +47,8 @@ class EvalSpec:
     at_end: bool = True
     policy: str = ""
     """Whose versions are evaluated; empty: the first trainable one, or the first."""
+    passing: float = 1.0
+    """Score from which an attempt has solved its task, for pass@k."""
 
     def __post_init__(self) -> None:
         _at_least("EvalSpec.count", self.count, 1)

@@ -84,6 +84,7 @@ STANDARD: tuple[Metric, ...] = (
     _mean("reward/train", "reward", "mean episode score of finished training episodes"),
     _mean("staleness/steps", "versions", "age at use of trained samples"),
     _gauge("eval/score", "fraction", "held-out score of the latest evaluated version"),
+    _gauge("eval/coverage", "fraction", "of its episodes that were graded; the others count as wrong"),
     _gauge("policy/version", "versions", "committed steps of a policy"),
     _gauge("loop/lag_s", "seconds", "how late the event loop of dataflow is"),
     _gauge("loop/lag_max_s", "seconds", "how late it was at most within the last minute"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from astraflow.observe.waits import Wait
-from astraflow.wire.messages import ComponentStatus, PolicyStatus, StatusReply
+from astraflow.wire.messages import ComponentStatus, EvalPoint, PolicyStatus, StatusReply
 
 _WAITS = {wait.value for wait in Wait}
 
@@ -19,12 +19,17 @@ def status_lines(status: StatusReply) -> list[str]:
     for point in status.evals[-3:]:
         lines.append(
             f"eval          {point.policy} v{point.version}: {point.score:.3f} on {point.episodes} episodes of "
-            f"{point.dataset} ({point.coverage:.0%} graded)"
+            f"{point.dataset} ({point.coverage:.0%} graded){pass_words(point)}"
         )
     shown = {name: value for name, value in status.counters.items() if value}
     if shown:
         lines.append("counters      " + _counts(shown))
     return lines
+
+
+def pass_words(point: EvalPoint) -> str:
+    """``, pass@1 0.500, pass@4 0.750``; nothing where every task had one attempt."""
+    return "".join(f", pass@{k} {value:.3f}" for k, value in sorted(point.pass_at.items(), key=lambda i: int(i[0])))
 
 
 def component_line(component: ComponentStatus) -> str:

@@ -8,6 +8,7 @@ Recipe ── policies: name → Policy(model, trainer, engine)      roles: role
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,11 +78,15 @@ class Eval:
     """None: greedy, the rest as in training."""
     policy: str = ""
     """Whose versions; empty: the first trainable one."""
+    passing: float = 1.0
+    """Score from which an attempt has solved its task: decides pass@k, which is shown where ``episodes`` > 1."""
 
     def __post_init__(self) -> None:
         _at_least("Eval.count", self.count, 1)
         _at_least("Eval.every", self.every, 0)
         _at_least("Eval.episodes", self.episodes, 1)
+        if not math.isfinite(self.passing):
+            raise ConfigError(f"Eval.passing must be finite, found {self.passing}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -86,6 +86,7 @@ class Recorder:
                 continue
             self._written.add(key)
             numbers = {"score": found.score, "coverage": found.coverage, "episodes": float(found.episodes)}
+            numbers |= {f"pass@{k}": value for k, value in found.pass_at.items()}
             about = {name: str(value) for name, value in asdict(found).items() if name in ("digest", "dataset")}
             self._metrics.eval(found.policy, found.version, numbers, at_s=found.at_s, **about)
             self._show(f"{found.policy}/eval", numbers, found.version)

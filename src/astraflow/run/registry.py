@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from astraflow.observe.metrics import Kind, Metric, Registry
 from astraflow.observe.waits import Wait
-from astraflow.wire.messages import StatusReply
+from astraflow.wire.messages import EvalPoint, StatusReply
 
 
 def fill_registry(registry: Registry, status: StatusReply) -> None:
@@ -30,12 +30,25 @@ def fill_registry(registry: Registry, status: StatusReply) -> None:
     newest = max(status.evals, key=lambda point: point.version, default=None)
     if newest is not None:
         registry.put("eval/score", newest.score)
+        registry.put("eval/coverage", newest.coverage)
+        _put_pass_at(registry, newest)
     reports = [component.report.metrics for component in status.components]
     registry.put("token/sampled", sum(report.get("token/sampled", 0.0) for report in reports))
     for wait in Wait:
         name = f"wait_s/{wait.value}"
         registry.put(name, sum(report.get(name, 0.0) for report in reports))
     _put_dropped(registry, status)
+
+
+def _put_pass_at(registry: Registry, point: EvalPoint) -> None:
+    """``pass@4`` as ``eval/pass_at/4``: which k there are is the recipe's."""
+    known = {metric.name for metric in registry.catalogue()}
+    for k, value in point.pass_at.items():
+        name = f"eval/pass_at/{k}"
+        if name not in known:
+            text = f"pass@{k} of the latest evaluated version, by the unbiased estimator"
+            registry.register(Metric(name=name, kind=Kind.GAUGE, unit="fraction", help=text))
+        registry.put(name, value)
 
 
 def _put_dropped(registry: Registry, status: StatusReply) -> None:

@@ -40,6 +40,8 @@ class Evaluation:
     coverage: float
     episodes: int
     at_s: float
+    pass_at: dict[str, float]
+    """k → pass@k, where a task had several episodes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,14 +101,18 @@ class RunDb:
     def evaluations(self) -> list[Evaluation]:
         """Finished ones of the surviving history, by policy and version; an undone version is none."""
         rows = self.connection.execute(
-            "SELECT policy, version, digest, dataset, score, coverage, episodes, ended_at FROM evals e "
+            "SELECT policy, version, digest, dataset, score, coverage, episodes, ended_at, "
+            "(SELECT value FROM meta WHERE key = 'pass_at/' || e.id) FROM evals e "
             "WHERE state = 'done' AND score IS NOT NULL AND (version = 0 OR EXISTS (SELECT 1 FROM batches b "
             "JOIN publications p ON p.policy = b.policy AND p.serial = b.serial WHERE b.policy = e.policy "
             "AND b.state = 'committed' AND b.version = e.version - 1 AND p.digest = e.digest)) "
             "ORDER BY policy, version"
         ).fetchall()
         names = ("policy", "version", "digest", "dataset", "score", "coverage", "episodes", "at_s")
-        return [Evaluation(**dict(zip(names, row, strict=True))) for row in rows]
+        return [
+            Evaluation(**dict(zip(names, row[:-1], strict=True)), pass_at=json.loads(row[-1]) if row[-1] else {})
+            for row in rows
+        ]
 
     def events(self, after: int, limit: int = 10000) -> list[dict[str, Any]]:
         """Plain dicts, oldest first; places that are empty are left out."""

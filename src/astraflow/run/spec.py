@@ -19,6 +19,7 @@ def run_spec(resolved: Resolved, run: str) -> RunSpec:
             every=recipe.eval.every,
             episodes=recipe.eval.episodes,
             policy=recipe.eval.policy,
+            passing=recipe.eval.passing,
         )
     return RunSpec(
         run=run,

@@ -252,6 +252,8 @@ class EvalPoint(Record, frozen=True, kw_only=True):
     episodes: int
     at_s: float
     """Seconds since the first lease."""
+    pass_at: dict[str, float] = {}
+    """k → pass@k by the unbiased estimator; empty where every task had one episode."""
 
 
 class StatusReply(Record, frozen=True, kw_only=True):

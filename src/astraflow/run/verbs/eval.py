@@ -28,6 +28,7 @@ class Args:
 
 def main(args: Args) -> int:
     from astraflow.errors import ConfigError
+    from astraflow.observe.status import pass_words
     from astraflow.run.choose_policy import choose_policy
     from astraflow.run.config import resolve
     from astraflow.run.first_cause import first_cause_only
@@ -52,9 +53,11 @@ def main(args: Args) -> int:
         "score": point.score,
         "coverage": point.coverage,
         "episodes": point.episodes,
+        **{f"pass@{k}": value for k, value in point.pass_at.items()},
     }
     if args.json:
         print(json.dumps(found))
     else:
-        print(f"{point.score:.3f} on {point.episodes} episodes of {point.dataset} ({point.coverage:.0%} graded)")
+        graded = f"({point.coverage:.0%} graded){pass_words(point)}"
+        print(f"{point.score:.3f} on {point.episodes} episodes of {point.dataset} {graded}")
     return 0
