@@ -15,6 +15,7 @@ from astraflow.clock import Clock, SystemClock
 from astraflow.errors import BadRequest, EngineFailed, EnvFailed, EpisodeTruncated, GraderFailed
 from astraflow.observe.waits import WAITING, Waiting
 from astraflow.rollout.agents import PROMPT_TOO_LONG, EpisodeAgents, Hold, Seat, holds_newest_only
+from astraflow.rollout.loop_guard import PLAYING
 from astraflow.rollout.score import UnknownName, resolve
 from astraflow.rollout.workflow import Reward, Workflow
 from astraflow.types import Episode, FailureKind, Lease, Outcome, Purpose, Sampling
@@ -79,6 +80,7 @@ class WorkflowPlayer:
         return seats
 
     async def _run(self, lease: Lease, agents: EpisodeAgents) -> Reward:
+        PLAYING.set(lease.id)
         WAITING.set(self.waiting)
         return await self.workflow(lease.task, agents)
 

@@ -69,7 +69,10 @@ class RolloutService:
     ) -> None:
         self.name = name
         self.activity = activity or Activity(clock or SystemClock())
-        self._incarnation = incarnation
+        self.incarnation = incarnation
+        self.heartbeat_s = 2.0
+        self.playing: dict[str, Lease] = {}
+        """By lease id."""
         self._dataflow = dataflow
         self._players = players
         self._policies = policies
@@ -82,15 +85,12 @@ class RolloutService:
         self._free = asyncio.Event()
         self._drain = asyncio.Event()
         self._leave = asyncio.Event()
-        self._heartbeat_s = 2.0
 
     async def run(self) -> None:
         """Until the run is finished, dataflow drains this worker, or ``stop``. Raises ConfigMismatch, NameTaken, and
         the first cause if the worker cannot go on."""
         await self._greet()
         try:
-            for policy in self._policies.values():
-                await policy.engine.start()
             await self._serve()
         except BaseExceptionGroup as group:
             raise _first(group) from group
@@ -115,7 +115,7 @@ class RolloutService:
         hello = m.HelloRequest(
             component="rollout",
             name=self.name,
-            incarnation=self._incarnation,
+            incarnation=self.incarnation,
             config_digest=self._capabilities.config_digest,
             code_digest=self._capabilities.code_digest,
         )
@@ -128,14 +128,17 @@ class RolloutService:
                     raise
                 await asyncio.sleep(1.0)
             else:
-                self._heartbeat_s = reply.heartbeat_s
+                self.heartbeat_s = reply.heartbeat_s
                 return
 
     async def _serve(self) -> None:
         async with asyncio.TaskGroup() as loops:
-            followers = [loops.create_task(policy.subscriber.run()) for policy in self._policies.values()]
             heart = loops.create_task(self._heartbeat_loop())
+            followers: list[asyncio.Task[None]] = []
             try:
+                for policy in self._policies.values():  # may take long: dataflow hears meanwhile that we live
+                    await policy.engine.start()
+                followers += [loops.create_task(policy.subscriber.run()) for policy in self._policies.values()]
                 async with asyncio.TaskGroup() as episodes:
                     await self._lease_loop(episodes)
                     await self._finish_episodes()
@@ -167,7 +170,7 @@ class RolloutService:
     async def _lease(self) -> m.LeaseReply:
         request = m.LeaseRequest(
             worker=self.name,
-            incarnation=self._incarnation,
+            incarnation=self.incarnation,
             count=self._settings.slots - len(self._held),
             capabilities=self._capabilities,
             wait_s=self._settings.lease_wait_s,
@@ -177,6 +180,7 @@ class RolloutService:
     def _start(self, lease: Lease, episodes: asyncio.TaskGroup) -> None:
         task = episodes.create_task(self._run_one(lease), name=f"episode {lease.id}")
         self._held[lease.id] = task
+        self.playing[lease.id] = lease
         self._unfinished.add(lease.id)
         self.activity.count("lease/taken")
         self.activity.playing(len(self._held))
@@ -184,6 +188,7 @@ class RolloutService:
 
     def _release(self, lease_id: str) -> None:
         self._held.pop(lease_id, None)
+        self.playing.pop(lease_id, None)
         self.activity.playing(len(self._held))
         self._free.set()
 
@@ -244,7 +249,7 @@ class RolloutService:
         while True:
             beat = m.RenewRequest(
                 worker=self.name,
-                incarnation=self._incarnation,
+                incarnation=self.incarnation,
                 held=tuple(self._held),
                 report=self.activity.report(self._versions()),
             )
@@ -259,7 +264,7 @@ class RolloutService:
                 self._finish()
             elif reply.drain:
                 self._drain.set()
-            await asyncio.sleep(self._heartbeat_s)
+            await asyncio.sleep(self.heartbeat_s)
 
     def _versions(self) -> dict[str, int]:
         loaded = {name: policy.subscriber.loaded for name, policy in self._policies.items()}

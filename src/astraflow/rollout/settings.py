@@ -28,6 +28,9 @@ class RolloutSettings:
     """How long running episodes may go on after a stop before they are handed back."""
     cancel_grace_s: float = 5.0
     """How long a cancelled workflow may take to end before its slot is taken from it."""
+    block_limit_s: float = 30.0
+    """How long a workflow may block the event loop before its episode is failed(timeout) and the process ended; at most
+    the episode's time limit."""
     patience_s: float = 120.0
     """How long dataflow may be out of reach, or a version's weights fail to come, before the service gives up."""
 
@@ -35,7 +38,7 @@ class RolloutSettings:
         for name in ("slots", "max_turns"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"RolloutSettings.{name} must be at least 1, found {getattr(self, name)}")
-        for name in ("lease_wait_s", "drain_grace_s", "cancel_grace_s", "patience_s"):
+        for name in ("lease_wait_s", "drain_grace_s", "cancel_grace_s", "block_limit_s", "patience_s"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ConfigError(f"RolloutSettings.{name} must be in [0, inf) seconds, found {getattr(self, name)}")
         for role, sampling in (("", self.sampling), *self.role_sampling.items()):

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from astraflow.engines.torch_engine import TorchEngine
 from astraflow.rollout.agents import Seat
+from astraflow.rollout.loop_guard import LoopGuard
 from astraflow.rollout.play import Player, WorkflowPlayer
 from astraflow.rollout.served import Load, ServedPolicy
 from astraflow.rollout.service import RolloutService
+from astraflow.rollout.standstill import SPEAK_S, StandstillWorker
 from astraflow.rollout.template import ChatTemplate
 from astraflow.run.config import Resolved
 from astraflow.run.layout import RunFolder
@@ -39,8 +45,28 @@ async def serve_rollout(
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, service.stop)
-            await service.run()
+            with _guarded(service, resolved, url, ca, cache=Path(cache)):
+                await service.run()
     return 0
+
+
+def _guarded(
+    service: RolloutService, resolved: Resolved, url: str, ca: Path | None, *, cache: Path
+) -> AbstractContextManager[None]:
+    """A thread that notices a blocked event loop, tells dataflow, and in the end ends this process."""
+    limit_s = resolved.recipe.rollout_settings().block_limit_s
+
+    def connect() -> HttpDataflow:
+        return HttpDataflow(url, from_environment(), ca=ca, retry_s=SPEAK_S)
+
+    def end(message: str) -> None:
+        shutil.rmtree(cache, ignore_errors=True)
+        sys.stderr.write(f"astraflow: {message}\n")
+        sys.stderr.flush()
+        os._exit(1)
+
+    told = StandstillWorker(service, connect, end, block_limit_s=limit_s)
+    return LoopGuard(told, blocked_after_s=min(service.heartbeat_s, limit_s)).watching()
 
 
 def build_rollout(
