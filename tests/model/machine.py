@@ -16,7 +16,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from astraflow.dataflow.settings import Limits
-from astraflow.errors import BadRequest, Closed, Fenced, NameTaken, StorageFull, UnknownLease, VersionConflict
+from astraflow.dataflow.verify import verify
+from astraflow.errors import (
+    BadRequest,
+    Closed,
+    Fenced,
+    NameTaken,
+    Pruned,
+    StorageFull,
+    UnknownLease,
+    VersionConflict,
+)
 from astraflow.testing.simulator.checks import check_ledger
 from astraflow.testing.simulator.edges import watch
 from astraflow.types import Batch, FailureKind, Lease
@@ -27,7 +37,7 @@ from tests.unit.dataflow.rig import Rig, make_spec, manifest, tasks
 STEPS, BOUND, PER_BATCH, SIZE = 4, 1, 2, 2
 WORKERS = ("a", "b")
 TABLES = ("policies", "publications", "trainers", "evals", "groups", "group_policy", "episodes", "payloads", "samples")
-TABLES += ("batches", "batch_groups", "algorithms")
+TABLES += ("batches", "batch_groups", "algorithms", "pruned_groups")
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -51,6 +61,8 @@ class LedgerMachine(RuleBasedStateMachine):
         self.epoch = self.rig.resume(incarnation="t0")
         self.lives = 0
         self.silent = 0
+        self.oldest: int | None = None
+        """Version of the oldest checkpoint on the trainer's disk; None: it would begin at version 0."""
 
     @staticmethod
     def spec() -> Any:
@@ -202,7 +214,7 @@ class LedgerMachine(RuleBasedStateMachine):
         batch = self.issued
         assert batch is not None
         salt = f"{self.lives}"
-        reply = self.rig.commit(batch, salt=salt)
+        reply = self.rig.commit(batch, salt=salt, oldest=self.oldest)
         assert (reply.duplicate, reply.version) == (False, len(self.trained) + 1)
         if lost_answer:
             assert self.rig.commit(batch, salt=salt).duplicate
@@ -233,13 +245,49 @@ class LedgerMachine(RuleBasedStateMachine):
     def _resume(self, back: int) -> list[int]:
         """Returns the batches that come again."""
         self.lives += 1
-        version = max(0, len(self.trained) - back)
+        version = max(self._pruned_to(), len(self.trained) - back)
         reply = self.rig.resume_at("p", version, self.weights[version], incarnation=f"t{self.lives}")
         again = [batch for batch, _, _ in self.trained[version:]]
         assert list(reply.undone) == again
         self.trained, self.weights = self.trained[:version], self.weights[: version + 1]
         self.epoch, self.issued = reply.trainer_epoch, None
+        if self.oldest is not None and version < self.oldest:
+            self.oldest = version or None  # its disk had lost the checkpoints that it once told of
         return again
+
+    @precondition(lambda self: self.trained)
+    @rule(back=st.integers(0, 2))
+    def older_checkpoints_go(self, back: int) -> None:
+        """The trainer keeps none older than this one from now on; with its next commit it says so."""
+        version = len(self.trained) - back
+        if version > (self.oldest or 0):
+            self.oldest = version
+
+    @rule()
+    def steps_and_pruning(self) -> None:
+        """A step under a checkpoint of everything before it, and what it covers goes; nothing else."""
+        self.oldest = len(self.trained) or self.oldest
+        self.fill_a_batch()
+        if self.issued is not None:
+            self.commit(lost_answer=False)
+        self.rig.advance(1.0)
+
+    @precondition(lambda self: self._pruned_to() > 0)
+    @rule()
+    def resume_further_back_than_pruned(self) -> None:
+        before, version = self._dump(), self._pruned_to() - 1
+        try:
+            self.rig.resume_at("p", version, self.weights[version], incarnation=f"lost{self.lives}")
+        except Pruned:
+            assert self._dump() == before
+            return
+        raise AssertionError(f"resumed at {version}, whose next batch is pruned")
+
+    def _pruned_to(self) -> int:
+        """Version that the newest pruned step made."""
+        return self.rig.db.number(
+            "SELECT MAX(version) + 1 FROM batches WHERE state = 'committed' AND rows IS NULL AND file IS NULL"
+        )
 
     def _fenced(self, zombie: int, held: Batch | None) -> None:
         calls: list[Callable[[], Any]] = [lambda: self.rig.batch(zombie)]
@@ -332,7 +380,10 @@ class LedgerMachine(RuleBasedStateMachine):
     @invariant()
     def balanced(self) -> None:
         self.rig.balanced()
-        assert check_ledger(self.rig.service.ledger.store.connection) == []
+        assert self._pruned_to() <= (self.oldest or 0), "rows are gone that a resume may ask for"
+        connection = self.rig.service.ledger.store.connection
+        assert check_ledger(connection) == []
+        assert verify(connection).differences == (), "the tables are not what the events tell"
 
     @invariant()
     def what_was_acknowledged_is_stored(self) -> None:

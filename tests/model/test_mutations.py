@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from astraflow.dataflow import batches, cut, episodes, groups, ledger, policies, store
+from astraflow.dataflow import batches, cut, episodes, groups, ledger, policies, retention, store, trainers
 from astraflow.types import Batch
 from tests.model.machine import LedgerMachine
 
@@ -71,6 +71,16 @@ def _undo_without_version(monkey: pytest.MonkeyPatch) -> None:
     monkey.setattr(batches.Batches, "undo", undo)
 
 
+def _untold(monkey: pytest.MonkeyPatch) -> None:
+    real = store.Store.event
+
+    def event(self: Any, now: float, kind: str, **more: Any) -> None:
+        if kind != "undone":
+            real(self, now, kind, **more)
+
+    monkey.setattr(store.Store, "event", event)
+
+
 MUTANTS: dict[str, Patch] = {
     "attempts never grow": sql("attempt = attempt + 1", "attempt = MAX(attempt, 1)"),
     "an accepted attempt is forgotten": sql("submitted = ?", "submitted = 0 * ?"),
@@ -99,6 +109,10 @@ MUTANTS: dict[str, Patch] = {
     "the run never ends": instead(ledger.Ledger, "finish_if_done", lambda *a, **k: False),
     "ready groups are never settled": instead(groups.Groups, "any_ready", False),
     "a handed back lease is lost": sql("SET state = 'pending', worker = NULL WHERE group_id = ? AND idx = ? AND attempt", "SET worker = NULL WHERE group_id = ? AND idx = ? AND attempt"),  # noqa: E501
+    "rows are pruned that a resume still needs": sql("state = 'committed' AND version < ?", "state = 'committed' AND version <= ?"),  # noqa: E501
+    "bytes are pruned before their group is through": instead(retention, "is_spent", lambda *a: True),
+    "a resume further back than pruned is served": instead(trainers, "require_bytes", lambda *a: None),
+    "a state changes and no event tells": _untold,
     "an episode is stored without its bytes": instead(episodes.Payloads, "put_episode", lambda *a, **k: None),
 }  # fmt: skip
 
