@@ -62,6 +62,12 @@ class Components:
         self._store.event(now, "joined", component=component, name=name, incarnation=incarnation, again=row is not None)
         return row is not None
 
+    def require_current(self, component: str, name: str, incarnation: str) -> None:
+        """Raises NameTaken when another process has this name by now."""
+        row = self._store.one("SELECT incarnation FROM components WHERE component = ? AND name = ?", component, name)
+        if row is None or row[0] != incarnation:
+            raise NameTaken(f"{component} {name!r} is another process by now: this one was replaced")
+
     def serves(self, name: str, policies: Sequence[str], *, supervised: bool) -> None:
         """What a worker can play, for the diagnosis of a starved policy."""
         self._store.run(

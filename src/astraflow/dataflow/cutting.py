@@ -14,11 +14,12 @@ from astraflow.observe.waits import WaitReason
 from astraflow.wire import messages as m
 
 
-def try_batch(ledger: Ledger, now: float, request: m.BatchRequest) -> m.BatchReply:
-    """Raises Fenced, and the first cause of a run that failed."""
+def try_batch(ledger: Ledger, now: float, request: m.BatchRequest, *, heard: bool = True) -> m.BatchReply:
+    """``heard``: the trainer has called just now. Raises Fenced, and the first cause of a run that failed."""
     policy = request.policy
     ledger.policies.require_epoch(policy, request.trainer_epoch)
-    ledger.trainer_said(now, policy, request.report)
+    if heard:
+        ledger.trainer_said(now, policy, request.report)
     ledger.raise_if_failed()
     if ledger.trained_out(policy):
         return m.BatchReply(finished=True, reason=WaitReason.FINISHED)

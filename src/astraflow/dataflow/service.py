@@ -49,12 +49,18 @@ class DataflowService:
     """One per run. Give ``run`` a task of its own: it is the passing of time."""
 
     def __init__(
-        self, spec: RunSpec, ledger: Ledger, *, clock: Clock | None = None, lock: IO[bytes] | None = None
+        self,
+        spec: RunSpec,
+        ledger: Ledger,
+        *,
+        clock: Clock | None = None,
+        lock: IO[bytes] | None = None,
+        in_thread: bool = False,
     ) -> None:
         self.spec = spec
         self.ledger = ledger
         self._clock = clock or SystemClock()
-        self._commits = Commits(ledger, self._clock, after=self._after, undone=self._undone)
+        self._commits = Commits(ledger, self._clock, after=self._after, undone=self._undone, in_thread=in_thread)
         ledger.time_text = self._time_of_day
         self._lock = lock
         self._watchdog = Watchdog(ledger, self._commits.now)
@@ -68,13 +74,18 @@ class DataflowService:
         """How late the last ticks were: the loop was busy."""
 
     @classmethod
-    def open(cls, spec: RunSpec, folder: Path, *, clock: Clock | None = None) -> DataflowService:
-        """Serve the run in ``folder`` (run.db, payloads/). Conflict while another dataflow does."""
+    def open(
+        cls, spec: RunSpec, folder: Path, *, clock: Clock | None = None, in_thread: bool = False
+    ) -> DataflowService:
+        """Serve the run in ``folder`` (run.db, payloads/). Conflict while another dataflow does.
+
+        ``in_thread``: calls are read and decoded while the disk is awaited; not for virtual time.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         lock = lock_run(folder)
         try:
             ledger = Ledger(connect(folder / "run.db"), spec, payloads=folder / "payloads")
-            return cls(spec, ledger, clock=clock, lock=lock)
+            return cls(spec, ledger, clock=clock, lock=lock, in_thread=in_thread)
         except BaseException:
             lock.close()
             raise
@@ -108,6 +119,7 @@ class DataflowService:
         self._commits.close()
         for event in self._waiting.values():
             event.set()
+        await self._commits.drained()
         self.ledger.store.connection.close()
         if self._lock is not None:
             self._lock.close()
@@ -121,9 +133,9 @@ class DataflowService:
 
         await self._commits.write(transition)
 
-    def live_manifests(self) -> tuple[Manifest, ...]:
+    async def live_manifests(self) -> tuple[Manifest, ...]:
         """What the weight store must keep: newest and previous versions, resumed ones, and what evaluations pin."""
-        return self.ledger.live_manifests()
+        return await self._commits.read(self.ledger.live_manifests)
 
     # ── waking ──
 
@@ -222,8 +234,15 @@ class DataflowService:
         if not 0 <= request.count <= MAX_LEASES:
             raise BadRequest(f"LeaseRequest.count must be in [0, {MAX_LEASES}], found {request.count}")
 
+        came = False
+
         def attempt(now: float) -> m.LeaseReply:
-            self._heard(now, ROLLOUT, request.worker, request.incarnation)
+            nonlocal came
+            if came:  # the poll is ours: who waits at its other end may have died since
+                self.ledger.components.require_current(ROLLOUT, request.worker, request.incarnation)
+            else:
+                self._heard(now, ROLLOUT, request.worker, request.incarnation)
+                came = True
             reply = try_lease(self.ledger, now, request)
             if reply.finished:
                 self._mark_all()
@@ -286,8 +305,12 @@ class DataflowService:
     async def batch(self, request: m.BatchRequest) -> m.BatchReply:
         self.ledger.policies.require(request.policy, trainable=True)
 
+        came = False
+
         def attempt(now: float) -> m.BatchReply:
-            return try_batch(self.ledger, now, request)
+            nonlocal came
+            heard, came = not came, True
+            return try_batch(self.ledger, now, request, heard=heard)
 
         return await self._poll(request.policy, request.wait_s, attempt, lambda r: r.batch is not None or r.finished)
 
@@ -315,7 +338,7 @@ class DataflowService:
 
     async def manifest(self, request: m.ManifestRequest) -> Manifest:
         self._require_open()
-        return self.ledger.policies.manifest(request.policy, request.version)
+        return await self._commits.read(lambda: self.ledger.policies.manifest(request.policy, request.version))
 
     async def report(self, request: m.ReportRequest) -> m.Done:
         _require_component(request.component)
@@ -329,11 +352,13 @@ class DataflowService:
 
     async def status(self) -> m.StatusReply:
         self._require_open()
-        return status(self.ledger, self._commits.now, lags_s=tuple(self._lags_s), full=self._commits.full)
+        return await self._commits.read(
+            lambda: status(self.ledger, self._commits.now, lags_s=tuple(self._lags_s), full=self._commits.full)
+        )
 
     async def events(self, request: m.EventsRequest) -> m.EventsReply:
         self._require_open()
-        return events(self.ledger.store, request)
+        return await self._commits.read(lambda: events(self.ledger.store, request))
 
     async def operate(self, request: m.OperatorRequest) -> m.Done:
         def transition(now: float) -> m.Done:

@@ -17,6 +17,7 @@ from astraflow.errors import (
     ConfigMismatch,
     Conflict,
     Fenced,
+    NameTaken,
     RunFailed,
     StorageFull,
     Unavailable,
@@ -99,6 +100,52 @@ def test_a_long_poll_for_a_lease_ends_when_an_episode_fails() -> None:
             return await poll
 
         assert [x.attempt for x in rig.go(race()).leases] == [2]
+
+
+@pytest.mark.parametrize("who", ["rollout", "trainer"])
+def test_a_long_poll_is_heard_when_it_comes_and_not_while_it_waits(who: str) -> None:
+    """Its process may be stopped or dead since: whatever wakes the poll is no sign of life."""
+    with Rig(make_spec(max_staleness=0, groups_per_batch=1, limits=Limits(dead_after_s=10))) as rig:
+        epoch = rig.resume()
+        rig.leases(2, worker="busy")
+
+        def poll() -> Any:
+            if who == "rollout":
+                return rig.service.lease(lease_request("gone", wait_s=5))
+            return rig.service.batch(m.BatchRequest(policy="p", trainer_epoch=epoch, wait_s=5))
+
+        async def woken_late() -> None:
+            waiting = asyncio.ensure_future(poll())
+            await asyncio.sleep(0.01)
+            rig.clock.advance(4)
+            await rig.service.hand_back(m.HandBackRequest(worker="busy", held=()))
+            rig.service._mark_all()
+            await rig.service.tick()
+            await asyncio.sleep(0.01)
+            rig.clock.advance(6)
+            await rig.service.tick()
+            waiting.cancel()
+
+        rig.go(woken_late())
+        name = "gone" if who == "rollout" else "t-p"
+        found = rig.db.all("SELECT name FROM components WHERE state = 'dead' AND component = ?", who)
+        assert (name,) in found
+
+
+def test_a_waiting_poll_of_a_process_that_was_replaced_gets_nothing() -> None:
+    with Rig(make_spec(max_staleness=0, groups_per_batch=1)) as rig:
+        held = rig.leases(2, worker="busy")
+
+        async def replaced() -> m.LeaseReply:
+            waiting = asyncio.ensure_future(rig.service.lease(lease_request("gone", wait_s=5)))
+            await asyncio.sleep(0.01)
+            rig.clock.advance(5)
+            await rig.service.hello(m.HelloRequest(component="rollout", name="gone", incarnation="new"))
+            await rig.service.hand_back(m.HandBackRequest(worker="busy", held=tuple(each.id for each in held)))
+            return await waiting
+
+        with pytest.raises(NameTaken, match="was replaced"):
+            rig.go(replaced())
 
 
 def test_a_long_poll_ends_at_its_own_deadline_with_the_reason() -> None:
