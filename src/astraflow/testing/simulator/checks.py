@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from astraflow.dataflow.verify import verify
 from astraflow.testing.simulator.edges import ALLOWED, taken
 from astraflow.testing.simulator.history import History
 
@@ -168,7 +169,7 @@ def check_end(
     max_staleness: Mapping[str, int],
 ) -> list[str]:
     """Of a run that finished. ``backends``: what each trainer would find if it were started once more."""
-    problems = [*history.broken, *check_ledger(db)]
+    problems = [*history.broken, *check_ledger(db), *verify(db).differences]
     for policy, backend in backends.items():
         problems += _trained_once(db, policy, backend)
         version = db.execute("SELECT version FROM policies WHERE name = ?", (policy,)).fetchone()[0]
