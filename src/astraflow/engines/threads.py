@@ -13,7 +13,7 @@ from statistics import median
 
 _TRIAL = 3
 """Steps of a trial; the first warms up and does not count."""
-_SHORTEST, _LONGEST = 12, 96
+_SHORTEST, _LONGEST = 8, 96
 """Steps between two trials: few after a change, twice as many after each trial that changed nothing."""
 _GAIN = 0.92
 """The other number must cost less than this share, lest noise moves it."""

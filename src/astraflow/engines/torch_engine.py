@@ -213,7 +213,7 @@ class TorchEngine:
             return (self._settings.threads,)
         if self._open().device.type != "cpu":
             return (torch.get_num_threads(),)
-        return (torch.get_num_threads(), available_cores())
+        return (available_cores(), torch.get_num_threads())
 
 
 def _prepare(folder: ModelFolder, manifest: Manifest, files: list[Path]) -> Held:
