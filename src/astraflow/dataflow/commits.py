@@ -1,6 +1,10 @@
 """Group commit: transitions that arrive together share one transaction, each in a savepoint of its own.
 
 Nobody is answered before what it changed is on disk. A refused transition changes nothing and harms no other one.
+
+    call ─► queue ─► BEGIN, transitions ─► COMMIT (fsync) ─► answers, readers, ``after`` ─► the queue again
+                                           `in a thread of its own, so that calls are read and decoded meanwhile:
+                                            only one transaction is ever under way, and nothing is read in between
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ import asyncio
 import logging
 import sqlite3
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -33,10 +38,24 @@ class Work:
     """None: nobody waits."""
 
 
-class Commits:
-    """The only writer. ``after`` is called once what was written is on disk, ``undone`` when nothing of it was."""
+Answer = tuple[Work, Any, "Exception | None"]
 
-    def __init__(self, ledger: Ledger, clock: Clock, *, after: Callable[[], None], undone: Callable[[], None]) -> None:
+
+class Commits:
+    """The only writer. ``after`` is called once what was written is on disk, ``undone`` when nothing of it was.
+
+    ``in_thread``: the loop goes on while the disk is awaited; without, nothing happens meanwhile (virtual time).
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        clock: Clock,
+        *,
+        after: Callable[[], None],
+        undone: Callable[[], None],
+        in_thread: bool = False,
+    ) -> None:
         self._ledger = ledger
         self._clock = clock
         self._after = after
@@ -44,6 +63,10 @@ class Commits:
         self._queue: list[Work] = []
         self._scheduled = False
         self._closed = False
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix="commit") if in_thread else None
+        self._under_way: asyncio.Future[None] | None = None
+        """Done when the transaction that is being written is on disk, or is undone, and everybody was answered."""
+        self._readers: list[Callable[[], None]] = []
         self._base = ledger.open()
         self._started = clock.monotonic()
         self.full = False
@@ -64,6 +87,30 @@ class Commits:
         """The same with nobody waiting: it joins the next transaction."""
         self._put(Work(transition, None))
 
+    async def read(self, question: Callable[[], T]) -> T:
+        """Its answer, of what is on disk: at once, or as soon as the transaction under way is."""
+        if self._under_way is None:
+            return question()
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        def ask() -> None:
+            if future.done():
+                return
+            try:
+                future.set_result(question())
+            except Exception as error:  # noqa: BLE001 - whatever the question raised, it is its caller's
+                future.set_exception(error)
+
+        self._readers.append(ask)
+        return await future
+
+    async def drained(self) -> None:
+        """What is being written is on disk and answered, and the thread that writes has ended."""
+        if self._under_way is not None:
+            await asyncio.wait([self._under_way])
+        if self._disk is not None:
+            self._disk.shutdown()
+
     def close(self) -> None:
         """What waits is refused; a second call does nothing."""
         self._closed = True
@@ -76,27 +123,64 @@ class Commits:
         if self._closed:
             raise Unavailable("dataflow is closed")
         self._queue.append(work)
-        if not self._scheduled:
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if self._queue and not self._scheduled and self._under_way is None:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
         self._scheduled = False
+        if self._under_way is not None:  # scheduled by a transition of that very transaction: it comes after it
+            return
         queue = [work for work in self._queue if work.future is None or not work.future.done()]
         self._queue = []
         if not queue or self._closed:
             return
-        answers: list[tuple[Work, Any, Exception | None]] = []
+        store = self._ledger.store
+        answers: list[Answer] = []
         try:
-            with self._ledger.store.transaction():
+            with store.undone_if_raises():
+                store.run("BEGIN IMMEDIATE")
                 now = self.now
                 answers.extend((work, *self._attempt(work, now)) for work in queue)
-                self._ledger.store.set("now", now)
+                store.set("now", now)
                 reach("dataflow.in_transaction")
+                if self._disk is None:
+                    store.run("COMMIT")
         # Whatever it was, a dying process included, those who wait must hear of it and not hang.
         except BaseException as error:  # noqa: BLE001
             self._rolled_back(queue, error)
             return
+        if self._disk is None:
+            self._written(answers)
+        else:
+            self._write_in_thread(self._disk, answers)
+
+    def _write_in_thread(self, disk: ThreadPoolExecutor, answers: list[Answer]) -> None:
+        loop = asyncio.get_running_loop()
+        under_way = self._under_way = loop.create_future()
+        writing = loop.run_in_executor(disk, self._ledger.store.run, "COMMIT")
+
+        def written(_: asyncio.Future[Any]) -> None:
+            self._under_way = None
+            try:
+                with self._ledger.store.undone_if_raises():
+                    writing.result()
+            except BaseException as error:  # noqa: BLE001 - as above: those who wait must hear of it
+                self._rolled_back([work for work, _, _ in answers], error)
+            else:
+                self._written(answers)
+            readers, self._readers = self._readers, []
+            for ask in readers:
+                ask()
+            under_way.set_result(None)
+            self._schedule()
+
+        writing.add_done_callback(written)
+
+    def _written(self, answers: list[Answer]) -> None:
         self.full = False
         reach("dataflow.after_transaction")
         for work, answer, refusal in answers:

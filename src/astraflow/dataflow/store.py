@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import sqlite3
@@ -12,6 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import IO, Any
 
+from astraflow.disk import is_full
 from astraflow.errors import Conflict, StorageFull
 
 Row = tuple[Any, ...]
@@ -40,13 +40,6 @@ def lock_run(folder: Path) -> IO[bytes]:
         handle.close()
         raise Conflict(f"another dataflow serves {folder}: stop it first, or wait until it is dead") from error
     return handle
-
-
-def is_full(error: BaseException) -> bool:
-    """No space left, whoever says it."""
-    if isinstance(error, sqlite3.OperationalError):
-        return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL or "is full" in str(error)
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 class Store:
@@ -78,10 +71,16 @@ class Store:
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """All or nothing, on disk when it ends. Raises StorageFull where the disk is full; nothing is then written."""
-        try:
+        with self.undone_if_raises():
             self.run("BEGIN IMMEDIATE")
             yield
             self.run("COMMIT")
+
+    @contextmanager
+    def undone_if_raises(self) -> Iterator[None]:
+        """A part of a transaction: whatever it raises, all of the transaction is rolled back."""
+        try:
+            yield
         except BaseException as error:
             if self.connection.in_transaction:
                 self.run("ROLLBACK")

@@ -76,7 +76,7 @@ async def open_service(
 ) -> AsyncIterator[DataflowService]:
     """The service with version 0 published, its time passing, its recorder writing. A bug in any of them ends it."""
     initial = read_initial(run)
-    service = DataflowService.open(run_spec(resolved, run.name), run.path)
+    service = DataflowService.open(run_spec(resolved, run.name), run.path, in_thread=True)
     recorder = Recorder(run, tensorboard=tensorboard)
     try:
         for manifest in initial.values():
@@ -101,7 +101,7 @@ async def _collect(service: DataflowService, store: DirStore, always: tuple[Mani
     """Delete weight files that nothing needs any more; version 0 stays."""
     while True:
         await asyncio.sleep(COLLECT_S)
-        live = (*always, *service.live_manifests())
+        live = (*always, *await service.live_manifests())
         await store.collect({file.sha256 for manifest in live for file in manifest.files})
 
 

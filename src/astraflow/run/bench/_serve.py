@@ -24,7 +24,7 @@ ENDPOINT = "endpoint.json"
 async def serve(folder: Path, steps: int) -> None:
     tokens = Tokens.make([POLICY])
     tokens.write(folder)
-    service = DataflowService.open(make_spec(steps), folder)
+    service = DataflowService.open(make_spec(steps), folder, in_thread=True)
     await service.publish_initial(manifest(0))
     server = Server(LocalDataflow(service), None, tokens=tokens)
     await server.start()
