@@ -79,6 +79,7 @@ def _article(wait: str) -> str:
         "slot": "a slot",
         "commit": "its commit",
         "grader": "the grader",
+        "storage": "space on a full disk",
     }
     return words.get(wait, wait)
 

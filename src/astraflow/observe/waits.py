@@ -27,6 +27,8 @@ class Wait(StrEnum):
     """a trainer, for dataflow to acknowledge a step"""
     PUBLISH = "publish"
     """a trainer, for the store to take its weights"""
+    STORAGE = "storage"
+    """anyone, for space on a disk that is full"""
     DATAFLOW = "dataflow"
     """anyone, for dataflow to answer at all"""
 

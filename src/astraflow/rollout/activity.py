@@ -12,7 +12,7 @@ from astraflow.clock import Clock
 from astraflow.observe.waits import Wait
 from astraflow.wire.messages import ComponentReport
 
-_FIRST = (Wait.DATAFLOW, Wait.WEIGHTS)
+_FIRST = (Wait.STORAGE, Wait.DATAFLOW, Wait.WEIGHTS)
 """Waits that stop everything: shown even while episodes are played."""
 
 

@@ -22,6 +22,7 @@ from contextlib import ExitStack
 from typing import Any, TypeVar
 
 from astraflow.clock import Clock, SystemClock
+from astraflow.disk import SPACE_PATIENCE_S
 from astraflow.errors import (
     AstraFlowError,
     BadRequest,
@@ -326,16 +327,17 @@ class RolloutService:
                 task.cancel()
 
     async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
-        """The call's result; repeated while dataflow is out of reach or its disk is full, up to ``patience_s``."""
-        deadline = self._clock.monotonic() + self._settings.patience_s
+        """The call's result; repeated while dataflow is out of reach (up to ``patience_s``) or its disk is full."""
+        began = self._clock.monotonic()
         pause = 0.1
         while True:
             try:
                 return await call()
             except (Unavailable, StorageFull) as error:
-                if self._clock.monotonic() >= deadline:
+                full = isinstance(error, StorageFull)
+                if self._clock.monotonic() - began >= (SPACE_PATIENCE_S if full else self._settings.patience_s):
                     raise
-                with self.activity.waiting(Wait.DATAFLOW, str(error)):
+                with self.activity.waiting(Wait.STORAGE if full else Wait.DATAFLOW, str(error)):
                     await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE_S)
 

@@ -55,13 +55,11 @@ class Checkpoints:
         partial = self.folder / f"{PARTIAL}{_name(version)}"
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
-        write(partial)
-        lines = [json.dumps({"step": s.step, "batch": s.batch, "trained": s.trained}) + "\n" for s in trained]
-        (partial / TRAINED).write_text("".join(lines), encoding="utf-8")
-        files = {p.name: {"bytes": p.stat().st_size, "xxh3": _hash(p)} for p in sorted(partial.iterdir())}
-        (partial / COMPLETE).write_text(json.dumps({"version": version, "files": files}), encoding="utf-8")
-        for path in (*partial.iterdir(), partial):
-            _sync(path)
+        try:
+            self._fill(partial, version, write, trained)
+        except Exception:
+            shutil.rmtree(partial, ignore_errors=True)  # on a full disk it would take the space that is waited for
+            raise
         reach("trainer.in_checkpoint")
         if target.exists():
             shutil.rmtree(target)
@@ -72,6 +70,15 @@ class Checkpoints:
         for each in (*undone, *older):
             shutil.rmtree(self.folder / _name(each))
         return target
+
+    def _fill(self, partial: Path, version: int, write: Callable[[Path], None], trained: Sequence[TrainedStep]) -> None:
+        write(partial)
+        lines = [json.dumps({"step": s.step, "batch": s.batch, "trained": s.trained}) + "\n" for s in trained]
+        (partial / TRAINED).write_text("".join(lines), encoding="utf-8")
+        files = {p.name: {"bytes": p.stat().st_size, "xxh3": _hash(p)} for p in sorted(partial.iterdir())}
+        (partial / COMPLETE).write_text(json.dumps({"version": version, "files": files}), encoding="utf-8")
+        for path in (*partial.iterdir(), partial):
+            _sync(path)
 
     def newest(self, say: Callable[[str], None] = lambda _: None) -> tuple[int, Path] | None:
         """The first of ``complete``."""

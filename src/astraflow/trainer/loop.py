@@ -12,6 +12,7 @@ un-committed by ``resume``, whose batches come again in the same order. "Trained
 | BATCH     | a batch, or ``finished``   | ``Starved``, an error of the call |
 | PUBLISH   | the store                  | an error of the store             |
 | COMMIT    | dataflow's answer          | an error of the call              |
+| STORAGE   | space on a full disk       | ``SPACE_PATIENCE_S``              |
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from astraflow.clock import Clock, SystemClock
-from astraflow.errors import AstraFlowError, Unavailable, UnknownVersion
+from astraflow.disk import SPACE_PATIENCE_S, is_full
+from astraflow.errors import AstraFlowError, StorageFull, Unavailable, UnknownVersion
 from astraflow.observe.points import reach
 from astraflow.observe.waits import Wait
 from astraflow.trainer.backend import Backend, StepReport
@@ -39,6 +41,7 @@ from astraflow.wire.protocol import Dataflow
 R = TypeVar("R")
 COMPONENT = "trainer"
 MAX_ERROR_CHARS = 2000
+SPACE_PAUSE_S = 1.0
 
 
 class Publisher(Protocol):
@@ -107,7 +110,7 @@ class TrainLoop:
 
     async def run(self) -> None:
         """Raises what ended it: Fenced (a newer trainer took over), the backend's error, Unavailable, Starved."""
-        hello = await self._dataflow.hello(self._hello())
+        hello = await self._with_space(lambda: self._dataflow.hello(self._hello()))
         self._heartbeat_s = hello.heartbeat_s
         finished = await self._resume()
         while not finished:
@@ -116,7 +119,7 @@ class TrainLoop:
                 break
             finished = await self._train(batch)
         if self._backend.version > max(self._saved, 0):
-            await self._checkpoint()
+            await self._with_space(self._checkpoint)
         self._set_doing("finished")
 
     # ── the parts ──
@@ -129,9 +132,9 @@ class TrainLoop:
         while found := await self._offload(lambda: next(complete, None)):
             version, folder = found
             await self._blocking("loads its checkpoint", partial(self._load, version, folder))
-            files, digest, exported = await self._blocking("exports", self._export)
+            manifest = await self._with_space(lambda version=version: self._publish(version))  # type: ignore[misc]
             try:
-                return await self._register(digest, await self._publish(version, files, digest, exported))
+                return await self._register(manifest.digest, manifest)
             except UnknownVersion as error:
                 self._say(f"dataflow does not know checkpoint {folder}: {error}")
                 refused = error
@@ -142,16 +145,15 @@ class TrainLoop:
     async def _register(self, digest: str, manifest: Manifest | None) -> bool:
         """Fence older trainers; returns whether the run is finished. Raises UnknownVersion."""
         version = self._backend.version
-        reply = await self._dataflow.resume(
-            m.ResumeRequest(
-                policy=self.identity.policy,
-                version=version,
-                digest=digest,
-                trainer=self.identity.name,
-                incarnation=self._incarnation,
-                manifest=manifest,
-            )
+        request = m.ResumeRequest(
+            policy=self.identity.policy,
+            version=version,
+            digest=digest,
+            trainer=self.identity.name,
+            incarnation=self._incarnation,
+            manifest=manifest,
         )
+        reply = await self._with_space(lambda: self._dataflow.resume(request))
         self._epoch = reply.trainer_epoch
         if reply.undone:
             self._say(f"{len(reply.undone)} batches committed after version {version} come again")
@@ -162,14 +164,13 @@ class TrainLoop:
         self._set_doing(Wait.BATCH)
         began = self._clock.monotonic()
         while True:
-            reply = await self._dataflow.batch(
-                m.BatchRequest(
-                    policy=self.identity.policy,
-                    trainer_epoch=self._epoch,
-                    wait_s=self._heartbeat_s,
-                    report=self._report(),
-                )
+            request = m.BatchRequest(
+                policy=self.identity.policy,
+                trainer_epoch=self._epoch,
+                wait_s=self._heartbeat_s,
+                report=self._report(),
             )
+            reply = await self._with_space(lambda request=request: self._dataflow.batch(request))  # type: ignore[misc]
             self._doing = (*self._doing[:2], reply.why)
             if reply.batch is not None or reply.finished:
                 self._add_wait(Wait.BATCH, began)
@@ -186,15 +187,14 @@ class TrainLoop:
         stepped = self._clock.monotonic()
         manifest = None
         if report.updated:
-            files, digest, folder = await self._blocking("exports", self._export)
-            manifest = await self._publish(batch.version + 1, files, digest, folder)
+            manifest = await self._with_space(lambda: self._publish(batch.version + 1))
         published = self._clock.monotonic()
         metrics = {**report.metrics, "time/step_s": stepped - began, "time/publish_s": published - stepped}
         reply = await self._commit(batch, manifest, report, metrics)
         if report.updated:
             self._trained.append(TrainedStep(step=batch.version + 1, batch=batch.id, trained=report.trained))
             if self._backend.version % self._checkpoint_every == 0:
-                await self._checkpoint()
+                await self._with_space(self._checkpoint)
         self._observe(batch, report, metrics)
         return reply.finished
 
@@ -205,22 +205,22 @@ class TrainLoop:
         self._set_doing(Wait.COMMIT, f"batch {batch.id}")
         began = self._clock.monotonic()
         reach("trainer.before_commit")
-        reply = await self._dataflow.commit(
-            m.CommitRequest(
-                policy=self.identity.policy,
-                batch=batch.id,
-                trainer_epoch=self._epoch,
-                manifest=manifest,
-                reason=None if report.updated else report.reason,
-                metrics=metrics,
-                oldest_checkpoint=self._checkpoints.oldest(self._saved),
-            )
+        request = m.CommitRequest(
+            policy=self.identity.policy,
+            batch=batch.id,
+            trainer_epoch=self._epoch,
+            manifest=manifest,
+            reason=None if report.updated else report.reason,
+            metrics=metrics,
+            oldest_checkpoint=self._checkpoints.oldest(self._saved),
         )
+        reply = await self._with_space(lambda: self._dataflow.commit(request))
         reach("trainer.after_commit")
         self._add_wait(Wait.COMMIT, began)
         return reply
 
-    async def _publish(self, version: int, files: Sequence[Path], digest: str, folder: Path) -> Manifest:
+    async def _publish(self, version: int) -> Manifest:
+        files, digest, folder = await self._blocking("exports", self._export)
         self._set_doing(Wait.PUBLISH, f"version {version}")
         began = self._clock.monotonic()
         try:
@@ -254,7 +254,11 @@ class TrainLoop:
     def _export(self) -> tuple[list[Path], str, Path]:
         """Files, digest, and the folder to remove when they are published. On the disk of the checkpoints."""
         folder = self._checkpoints.scratch()
-        return self._backend.export(folder), self._backend.digest(), folder
+        try:
+            return self._backend.export(folder), self._backend.digest(), folder
+        except Exception:
+            shutil.rmtree(folder, ignore_errors=True)  # on a full disk it would take the space that is waited for
+            raise
 
     async def _fail(self, batch: Batch, error: Exception) -> None:
         """Tell dataflow which batch it was; the error itself goes on to whoever started us."""
@@ -269,6 +273,24 @@ class TrainLoop:
         self._say(f"batch {batch.id} failed {reply.failures} times: {text}")
 
     # ── what it says of itself ──
+
+    async def _with_space(self, attempt: Callable[[], Coroutine[Any, Any, R]]) -> R:
+        """Its result. A full disk is waited for, by name: what was trained is not thrown away for want of space."""
+        began: float | None = None
+        while True:
+            try:
+                return await attempt()
+            except Exception as error:
+                now = self._clock.monotonic()
+                if not is_full(error) or (began is not None and now - began >= SPACE_PATIENCE_S):
+                    raise
+                if began is None:
+                    began = now
+                    self._say(f"waits for space: {error}")
+                self._doing = (Wait.STORAGE.value, began, str(error)[:MAX_ERROR_CHARS])
+            await self._beat()
+            await asyncio.sleep(SPACE_PAUSE_S)
+            self._waited_s[Wait.STORAGE.value] = self._waited_s.get(Wait.STORAGE.value, 0.0) + SPACE_PAUSE_S
 
     async def _blocking(self, doing: str, call: Callable[[], R], why: str = "") -> R:
         self._set_doing(doing, why)
@@ -301,7 +323,8 @@ class TrainLoop:
         request = m.ReportRequest(
             component=COMPONENT, name=self.identity.name, incarnation=self._incarnation, report=self._report()
         )
-        with suppress(Unavailable):  # dataflow restarts: what follows the work finds out whether it came back
+        # Dataflow restarts, or its disk is full: what follows the work finds out whether that is over.
+        with suppress(Unavailable, StorageFull):
             await self._dataflow.report(request)
 
     def _report(self) -> m.ComponentReport:

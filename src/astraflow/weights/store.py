@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import hashlib
 import os
 import secrets
@@ -17,6 +16,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from astraflow.disk import is_full
 from astraflow.errors import DigestMismatch, NotFound, StorageFull
 from astraflow.types import WeightFile
 from astraflow.wire.names import require_name, require_sha256
@@ -234,6 +234,6 @@ def _disk_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if is_full(error):
             raise StorageFull("the weight store's disk is full: free space or keep fewer versions") from error
         raise

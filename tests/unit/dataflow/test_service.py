@@ -222,6 +222,29 @@ def test_a_full_disk_refuses_writes_nothing_by_half_and_goes_on(tmp_path: Path) 
         rig.balanced()
 
 
+def test_after_a_full_disk_leases_and_workers_get_a_new_term(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody could renew: an hour without space must not count against who waited for it."""
+
+    def full(*_: object) -> bool:
+        raise StorageFull("no space")
+
+    with Rig() as rig:
+        held = rig.leases(2)
+        with monkeypatch.context() as patch:
+            patch.setattr("astraflow.dataflow.service.sweep", full)
+            rig.clock.advance(3600)
+            with pytest.raises(StorageFull):
+                rig.go(rig.service.tick())
+        rig.advance(1)
+        assert rig.states("episodes")["leased"] == 2
+        assert rig.db.one("SELECT state FROM components WHERE component = 'rollout'") == ("alive",)
+        rig.advance(8)
+        assert rig.renew(held).lost == ()
+        rig.advance(11)
+        assert rig.states("episodes").get("leased", 0) == 0, "a new term, once"
+        rig.balanced()
+
+
 def test_a_full_disk_under_a_payload_file_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import errno
 
