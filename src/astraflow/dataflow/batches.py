@@ -277,7 +277,7 @@ class Batches:
 
     def release(self, policy: str) -> None:
         """The trainer that held a batch is fenced: nobody holds it."""
-        self._store.run("UPDATE batches SET state = 'cut' WHERE policy = ? AND state = 'issued'", (policy,))
+        self._store.run("UPDATE batches SET state = 'cut' WHERE policy = ? AND state IN ('cut', 'issued')", (policy,))
 
     def roll_back(self, now: float, policy: str, version: int) -> tuple[int, ...]:
         """On purpose: everything after ``version`` is dropped(rolled_back), never to be trained again."""

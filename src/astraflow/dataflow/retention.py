@@ -12,6 +12,7 @@ slices, each in a transaction of its own, and files go after that transaction is
 from __future__ import annotations
 
 import logging
+import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -173,7 +174,7 @@ class Retention:
         for name in doomed:
             try:
                 self._ledger.payloads.remove(name)
-            except OSError as error:  # a file that cannot be removed costs space, nothing else
+            except (OSError, sqlite3.Error) as error:  # a file that cannot be removed costs space, nothing else
                 log.warning("payload_not_removed file=%s error=%s", name, error)
 
     def forget(self) -> None:

@@ -31,6 +31,7 @@ CREATE TABLE IF NOT EXISTS events (
   data TEXT                                -- JSON object or NULL
 );
 CREATE INDEX IF NOT EXISTS events_by_group ON events (group_id) WHERE group_id IS NOT NULL;
+CREATE INDEX IF NOT EXISTS events_resumed ON events (policy) WHERE kind = 'resumed';
 
 CREATE TABLE IF NOT EXISTS policies (
   name TEXT PRIMARY KEY,
@@ -127,6 +128,7 @@ CREATE TABLE IF NOT EXISTS group_policy (
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS group_policy_live ON group_policy (policy, state)
   WHERE state IN ('open', 'ready', 'kept', 'batched');
+CREATE INDEX IF NOT EXISTS group_policy_kept ON group_policy (policy) WHERE state = 'kept';
 CREATE INDEX IF NOT EXISTS group_policy_batch ON group_policy (batch) WHERE batch IS NOT NULL;
 
 CREATE TABLE IF NOT EXISTS episodes (
