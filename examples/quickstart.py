@@ -3,7 +3,6 @@
 # fmt: off
 import random
 
-from astraflow.engines.settings import EngineSettings
 from astraflow.rollout.workflow import Agents, Reward
 from astraflow.run.recipe import Eval, Policy, Recipe
 from astraflow.tasks.generated import GeneratedTasks
@@ -11,21 +10,21 @@ from astraflow.tasks.held_out import held_out
 from astraflow.trainer.settings import TrainerSettings
 from astraflow.types import Sampling, Task
 
-ASK = "Answer with only the number."
-SHOWN = [{"role": "user", "content": f"What is 2 + 3? {ASK}"}, {"role": "assistant", "content": "5"}]
+ASK = "Answer with only the number. What is the"
+SHOWN = [{"role": "user", "content": f"{ASK} sum of 120, 30, 210?"}, {"role": "assistant", "content": "360"}]
 
 def numbers(index: int) -> Task:
     chosen = random.Random(f"largest/{index}").sample(range(10, 1000), 3)
     return Task(key=" ".join(map(str, chosen)), payload={"numbers": chosen})
 
 async def largest(task: Task, agents: Agents) -> Reward:
-    question = "What is the largest of {}, {}, {}? ".format(*task.payload["numbers"]) + ASK
+    question = ASK + " largest of {}, {}, {}?".format(*task.payload["numbers"])
     reply = await agents["main"].chat([*SHOWN, {"role": "user", "content": question}])
     return Reward(float(reply.text.strip() == str(max(task.payload["numbers"]))))
 
 def recipe() -> Recipe:
     split = held_out(GeneratedTasks("largest-of-three", numbers), count=200)
-    trainer = TrainerSettings(lr=3e-5, threads=2, checkpoint_every=20)
-    main = Policy(model="smollm2", trainer=trainer, engine=EngineSettings(threads=2, versions_held=2))
-    return Recipe(name="quickstart", policies={"main": main}, workflow=largest, tasks=split.train, steps=36,
+    trainer = TrainerSettings(lr=3e-5, checkpoint_every=20)
+    main = Policy(model="smollm2", trainer=trainer)
+    return Recipe(name="quickstart", policies={"main": main}, workflow=largest, tasks=split.train, steps=40,
                   eval=Eval(tasks=split.held_out, count=200), sampling=Sampling(max_tokens=8))
