@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from astraflow.dataflow.diagnosis import diagnosis, learned
 from astraflow.dataflow.ledger import Ledger
+from astraflow.dataflow.settle import TOO_FEW
+
+NOBODY = "no worker served it"
 
 
 def starve(ledger: Ledger, now: float, policy: str, cause: str, *, hopeless: bool = False) -> bool:
@@ -42,13 +45,26 @@ def starve_if_barren(ledger: Ledger, now: float, policy: str) -> None:
         barren,
     )
     counts = ", ".join(f"{reason} {count}" for reason, count in reasons)
+    failure = _first_failure(ledger, policy, barren) if any(reason == TOO_FEW for reason, _ in reasons) else ""
     cause = (
         f"it kept none of its last {barren} groups ({counts}) at version {ledger.policies.versions[policy]}"
-        f"{learned(ledger, policy, barren)}; limit {limit} = the larger of barren_groups and "
+        f"{learned(ledger, policy, barren)}{failure}; limit {limit} = the larger of barren_groups and "
         "no_signal_limit x groups_per_batch"
     )
     if not starve(ledger, now, policy, cause):
         ledger.store.run("UPDATE policies SET barren = 0 WHERE name = ?", (policy,))
+
+
+def _first_failure(ledger: Ledger, policy: str, last: int) -> str:
+    """Groups that are too small have a cause in one of their members."""
+    row = ledger.store.one(
+        "SELECT e.group_id, e.idx, e.error FROM episodes e JOIN (SELECT group_id FROM group_policy WHERE policy = ? "
+        "AND state = 'dropped' ORDER BY group_id DESC LIMIT ?) d ON d.group_id = e.group_id "
+        "WHERE e.error IS NOT NULL ORDER BY e.group_id, e.idx LIMIT 1",
+        policy,
+        last,
+    )
+    return "" if row is None else f"; first failure, episode {row[0]}/{row[1]}: {row[2]}"
 
 
 def starve_without_signal(ledger: Ledger, now: float, policy: str, reason: str) -> None:
@@ -73,6 +89,13 @@ def smaller_batch(ledger: Ledger, policy: str) -> bool:
         return True
     ledger.store.run("DELETE FROM meta WHERE key = ?", (_smaller(policy),))
     return False
+
+
+def served(ledger: Ledger) -> None:
+    """There is a worker again: whoever was told to wait for one need not be told any more."""
+    for policy in ledger.spec.trainable:
+        if NOBODY in (starved_words(ledger, policy) or ""):
+            ledger.store.run("DELETE FROM meta WHERE key = ?", (_said(policy),))
 
 
 def fed(ledger: Ledger, policy: str) -> None:

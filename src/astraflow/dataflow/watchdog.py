@@ -6,7 +6,7 @@ from astraflow.algorithms.base import PolicyRoom
 from astraflow.dataflow.components import ROLLOUT
 from astraflow.dataflow.diagnosis import serves, workers_words
 from astraflow.dataflow.ledger import FORGIVEN, Ledger
-from astraflow.dataflow.starving import starve
+from astraflow.dataflow.starving import NOBODY, served, starve
 
 
 class Watchdog:
@@ -27,11 +27,12 @@ class Watchdog:
         rooms = ledger.groups.rooms()
         if not self._episodes_wanted(rooms) or any(serves(ledger, each) for each in workers):
             self._served_at = now
+            served(ledger)
             return False
         limit = ledger.spec.limits.starved_after_s
         if now - self._served_at < limit:
             return False
-        cause = f"no worker served it for {now - self._served_at:.0f} s (limit {limit:g} s)"
+        cause = f"{NOBODY} for {now - self._served_at:.0f} s (limit {limit:g} s)"
         self._served_at = now
         action = ledger.spec.limits.when_starved
         waiting = [policy for policy, room in rooms.items() if room.steps_left]

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from astraflow.observe.waits import Wait
+from astraflow.observe.waits import Wait, WaitReason
 from astraflow.wire.messages import ComponentStatus, EvalPoint, PolicyStatus, StatusReply
 
 _WAITS = {wait.value for wait in Wait}
+_REASONS: dict[str, str] = {
+    WaitReason.NO_ROOM: "as many groups are alive as can be trained before they are stale",
+    WaitReason.NO_TASK: "the tasks are used up",
+    WaitReason.NO_CAPABLE: "what is pending needs a policy that it does not serve",
+    WaitReason.NO_READY: "too few groups are kept",
+    WaitReason.EVAL_FIRST: "its share of evaluation is used",
+    WaitReason.STORAGE_FULL: "the disk of the run folder is full",
+    WaitReason.FINISHED: "the run has ended",
+}
+"""Dataflow's reasons in words."""
 
 
 def status_lines(status: StatusReply) -> list[str]:
@@ -42,7 +52,7 @@ def component_line(component: ComponentStatus) -> str:
     doing = f"waits {since} for {_article(report.doing)}" if report.doing in _WAITS else f"{report.doing} for {since}"
     held = f", holds {component.held} leases" if component.held else ""
     versions = "".join(f", {policy} v{version}" for policy, version in sorted(report.versions.items()))
-    return f"{who} {doing}{_because(report.why)}{held}{versions}{_because(report.error)}"
+    return f"{who} {doing}{_because(_REASONS.get(report.why, report.why))}{held}{versions}{_because(report.error)}"
 
 
 def policy_line(policy: PolicyStatus) -> str:
@@ -60,7 +70,7 @@ def wait_words(component: ComponentStatus) -> str:
     if component.state != "alive":
         return component.state
     if report.doing in _WAITS:
-        return f"waits for {_article(report.doing)}" + (f": {report.why}" if report.why else "")
+        return f"waits for {_article(report.doing)}" + _because(_REASONS.get(report.why, report.why))
     return report.doing
 
 

@@ -125,6 +125,30 @@ def test_wait_says_so_in_status_and_goes_on_when_a_worker_comes() -> None:
         assert len(starve_words(rig)) == 2, "a second spell is told anew"
 
 
+def test_a_worker_that_comes_ends_the_wait_for_one() -> None:
+    with starved_rig("wait") as rig:
+        epoch = rig.resume()
+        alone(rig)
+        assert "no worker served it" in rig.batch(epoch).why
+        rig.lease(1, worker="new")
+        rig.advance(1)
+        assert rig.batch(epoch).why == "0/4 groups kept, 1 open; oldest episode 1/0 1 s on new (attempt 1)"
+
+
+def test_groups_that_fail_again_and_again_name_their_first_cause() -> None:
+    from astraflow.types import Episode, FailureKind, Outcome
+
+    limits = Limits(max_attempts=1, no_signal_limit=2, barren_groups=1)
+    with Rig(make_spec(groups_per_batch=1, limits=limits)) as rig:
+        for lease in (*rig.leases(2), *rig.leases(2)):
+            why = f"the engine of group {lease.group} is gone"
+            fault = Episode(task_key=lease.task.key, outcome=Outcome.FAILED, failure=FailureKind.INFRA, error=why)
+            rig.submit(lease, episode=fault)
+        assert "(too_few 2) at version 0; first failure, episode 1/0: infra: the engine of group 1 is gone" in error(
+            rig
+        )
+
+
 def test_wait_goes_on_after_groups_without_signal() -> None:
     limits = Limits(no_signal_limit=2, barren_groups=1, when_starved="wait")
     with Rig(make_spec(keep=[DropZeroVariance()], limits=limits, groups_per_batch=1, source=tasks(500))) as rig:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from astraflow.observe.status import component_line, policy_line, status_lines, wait_words
+from astraflow.observe.waits import WaitReason
 from astraflow.wire.messages import ComponentReport, ComponentStatus, EvalPoint, PolicyStatus, StatusReply
 
 WHY = "5/8 groups; oldest episode 40 s on b2"
@@ -17,6 +20,14 @@ def trainer(**changes: object) -> ComponentStatus:
 def test_a_wait_says_for_what_since_when_and_why() -> None:
     assert component_line(trainer()) == f"trainer solver waits 12 s for a batch: {WHY}, solver v7"
     assert wait_words(trainer()) == f"waits for a batch: {WHY}"
+
+
+@pytest.mark.parametrize("reason", list(WaitReason))
+def test_dataflow_s_reasons_are_words(reason: WaitReason) -> None:
+    report = ComponentReport(doing="lease", since_s=3.0, why=reason.value)
+    line = component_line(trainer(component="rollout", name="b2", report=report, heard_s=0.5))
+    assert line.startswith("rollout b2    waits 3.5 s for an episode: ")
+    assert reason.value not in line and "_" not in line
 
 
 def test_work_says_what_it_is() -> None:
