@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Generator
 from pathlib import Path
 
@@ -20,6 +21,20 @@ ALLOWED_SKIP = "needs hardware:"
 def repo() -> Path:
     """Root of the checkout."""
     return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Generator[Path, None, None]:
+    """A disk of 24 MiB of its own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", folder], check=False)
+    if mounted.returncode != 0:
+        pytest.skip("needs hardware: a user who may mount a small disk")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 @pytest.hookimpl(wrapper=True)

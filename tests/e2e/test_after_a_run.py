@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -138,6 +139,65 @@ def test_a_recorder_that_starts_again_writes_nothing_twice(run: RunFolder) -> No
     recorder.look()
     recorder.close()
     assert (run.metrics.read_bytes(), run.trace.read_bytes()) == before
+
+
+def fill(folder: Path, *, leave: int) -> Path:
+    """A file that leaves so many bytes of the disk."""
+    path = folder / "filler"
+    free = shutil.disk_usage(folder).free
+    with path.open("wb") as file:
+        file.write(bytes(max(0, free - leave)))
+    return path
+
+
+def test_a_recorder_on_a_full_disk_writes_what_is_missing_once_there_is_room(run: RunFolder, small_disk: Path) -> None:
+    """No line is lost, torn or written twice, wherever the disk was full."""
+    room = 0
+    for step in range(12):
+        folder = small_disk / f"run{step}"
+        folder.mkdir()
+        copy = RunFolder(folder)
+        with sqlite3.connect(run.database) as source, sqlite3.connect(copy.database) as target:
+            source.backup(target)
+        target.close()
+        source.close()
+        dataflow = sqlite3.connect(copy.database)  # which has the file open all the time
+        dataflow.execute("SELECT COUNT(*) FROM events").fetchone()
+        recorder = Recorder(copy)
+        filler = fill(small_disk, leave=4096 * step)
+        room += recorder.look_if_room()
+        filler.unlink()
+        assert recorder.look_if_room()
+        recorder.close()
+        dataflow.close()
+        assert copy.trace.read_bytes() == run.trace.read_bytes()
+        assert sorted(map(repr, read_points(copy.metrics))) == sorted(map(repr, read_points(run.metrics)))
+        shutil.rmtree(folder)
+    assert room < 12, "the disk was never full"
+
+
+def test_tensorboard_shows_what_the_metrics_file_says(run: RunFolder, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    copy = RunFolder(tmp_path)
+    shutil.copy(run.database, copy.database)
+    recorder = Recorder(copy, tensorboard=True)
+    recorder.look()
+    recorder.close()
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    points = read_points(copy.metrics)
+    wanted = {
+        (f"{point.policy}/eval/{name}" if point.kind == "eval" else f"{point.policy}/{name}", point.x): value
+        for point in points
+        for name, value in point.metrics.items()
+        if value is not None
+    }
+    found = {(tag, each.step): each.value for tag in board.Tags()["scalars"] for each in board.Scalars(tag)}
+    assert len(wanted) > 40 and ("main/reward/train", 4) in wanted and ("main/eval/score", 0) in wanted
+    assert found.keys() == wanted.keys()
+    for key, value in wanted.items():
+        assert found[key] == pytest.approx(value, rel=1e-6), key
 
 
 def test_f108_an_undone_step_is_superseded(run: RunFolder, tmp_path: Path) -> None:

@@ -6,12 +6,15 @@ It runs in dataflow's process, looks a few times a second, and remembers nothing
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import sqlite3
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from astraflow.disk import is_full
 from astraflow.observe.metrics_file import MetricsFile, read_points
 from astraflow.run.layout import RunFolder
 from astraflow.run.run_db import RunDb, open_run_db
@@ -26,20 +29,42 @@ class Recorder:
 
     def __init__(self, run: RunFolder, *, tensorboard: bool = False) -> None:
         self._run = run
+        self._open()
+        self._board: Sink = _summary_writer(run.path / "tensorboard") if tensorboard else None
+
+    def _open(self) -> None:
+        run = self._run
         self._last = last_event(run.trace)
         self._trace = run.trace.open("a", encoding="utf-8")
         self._written = {(p.kind, p.policy, p.x, p.about.get("batch", p.about.get("digest"))) for p in _alive(run)}
         self._metrics = MetricsFile(run.metrics)
-        self._board: Sink = _summary_writer(run.path / "tensorboard") if tensorboard else None
+        self._torn = False
+        """A write found the disk full: the files are opened again, from what is in them."""
 
     async def follow(self) -> None:
         """Until cancelled; looks a last time then."""
         try:
             while True:
-                await asyncio.to_thread(self.look)
+                await asyncio.to_thread(self.look_if_room)
                 await asyncio.sleep(LOOK_S)
         finally:
+            self.look_if_room()
+
+    def look_if_room(self) -> bool:
+        """``look``; False if the disk is full: whatever is missing then is written once there is room again."""
+        try:
+            if self._torn:
+                self._open()
             self.look()
+        except (OSError, sqlite3.OperationalError) as error:
+            if not is_full(error):
+                raise
+            self._torn = True
+            for file in (self._trace, self._metrics):
+                with contextlib.suppress(OSError):  # closing writes what is left, which has no room either
+                    file.close()
+            return False
+        return True
 
     def look(self) -> None:
         if not self._run.database.exists():
@@ -55,8 +80,9 @@ class Recorder:
             self._evaluations(db)
 
     def close(self) -> None:
-        self._trace.close()
-        self._metrics.close()
+        for file in (self._trace, self._metrics):
+            with contextlib.suppress(OSError):
+                file.close()
         if self._board is not None:
             self._board.close()
 
