@@ -35,6 +35,7 @@ WRONG = (
     "only_in_history",
     "ledger_difference",
     "not_recovered",
+    "not_refused",
     "unexpected_deaths",
     "failed",
 )

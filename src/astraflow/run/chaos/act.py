@@ -29,6 +29,8 @@ VICTIM_S = 180.0
 """How long it may take until there is a process to be hurt."""
 POINT_S = 60.0
 """How long it may take until somebody comes by a named point; then it is a plain kill."""
+REFUSED_S = 30.0
+"""How long a trainer that was replaced may go on."""
 RECOVERY_S = 180.0
 """How long a recovery may take until it counts as none."""
 MORE_STEPS = 5
@@ -53,6 +55,8 @@ class Actor:
         self.unexpected: list[str] = []
         """Deaths that no fault explains, in words."""
         self.missed_points = 0
+        self.not_refused = 0
+        """Trainers that went on after another one had taken over."""
         self._run, self._orders, self._say = run, orders, say
         self._living: dict[str, _Living] = {}
         self._pids: dict[int, tuple[str, str]] = {}
@@ -247,6 +251,10 @@ class Actor:
             injury = self._injury(fault, post)
             self.injuries.append(injury)
             _signal(living.child.pid, signal.SIGCONT)
+            if not await self._until(lambda: living.child.code is not None, REFUSED_S):
+                self.not_refused += 1
+                self._say(f"fault {fault.number}: {injury.name} goes on although another trainer took over")
+                _signal(living.child.pid, signal.SIGKILL)
             await self._until(lambda: injury.recovery_s is not None, RECOVERY_S)
         return injury
 

@@ -132,6 +132,7 @@ def _report(run: RunFolder, resolved: Resolved, actor: Actor) -> dict[str, Any]:
         "by_component": dict(Counter(each.fault.component.value for each in done)),
         "by_fault": dict(Counter(each.fault.point or each.fault.kind.value for each in done)),
         "missed_points": actor.missed_points,
+        "not_refused": actor.not_refused,
         "unexpected_deaths": len(actor.unexpected),
         "problems": [*verdict.problems, *actor.unexpected],
     }
