@@ -92,10 +92,10 @@ class Limits:
     batch_failures: int = 3
     starved_after_s: float = 600.0
     """How long no worker may serve what the run needs, before that is an error."""
-    retain: Literal["checkpoint", "all"] = "checkpoint"
-    """Bytes of episodes and batches: kept until the oldest checkpoint covers them, or for ever."""
     when_starved: Literal["wait", "smaller_batch", "stop"] = "stop"
     """What is done when a policy cannot get a batch: wait where something may still come, cut what is kept, or fail."""
+    retain: Literal["checkpoint", "all"] = "checkpoint"
+    """Bytes of episodes and batches: kept until the oldest checkpoint covers them, or for ever."""
 
     def __post_init__(self) -> None:
         for name in ("lease_ttl_s", "heartbeat_s", "dead_after_s", "time_limit_s", "starved_after_s"):
@@ -112,12 +112,12 @@ class Limits:
             _at_least(f"Limits.{name}", getattr(self, name), 1)
         if self.min_group is not None:
             _at_least("Limits.min_group", self.min_group, 1)
+        if self.retain not in ("checkpoint", "all"):
+            raise ConfigError(f"Limits.retain must be 'checkpoint' or 'all', found {self.retain!r}")
         if self.when_starved not in ("wait", "smaller_batch", "stop"):
             raise ConfigError(
                 f"Limits.when_starved must be 'wait', 'smaller_batch' or 'stop', found {self.when_starved!r}"
             )
-        if self.retain not in ("checkpoint", "all"):
-            raise ConfigError(f"Limits.retain must be 'checkpoint' or 'all', found {self.retain!r}")
         if not 0 < self.eval_share <= 1:
             raise ConfigError(f"Limits.eval_share must be in (0, 1], found {self.eval_share}")
 

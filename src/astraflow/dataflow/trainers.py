@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from astraflow.dataflow.ledger import Ledger
 from astraflow.dataflow.retention import checkpoint_kept, forget_checkpoint, require_bytes
+from astraflow.dataflow.starving import starve_without_signal
 from astraflow.dataflow.sweeps import cancel_hopeless
 from astraflow.errors import BadRequest, Fenced, UnknownVersion
 from astraflow.observe.points import reach
@@ -20,9 +21,9 @@ def resume(ledger: Ledger, now: float, request: m.ResumeRequest) -> m.ResumeRepl
     row = store.one("SELECT name, incarnation, version, digest, trainer_epoch FROM trainers WHERE policy = ?", policy)
     if row is not None and row[:4] == key:
         return _resumed(ledger, policy, row[4], ())
-    known = policies.at(policy, request.version, request.digest)
     if row is not None and row[1] != request.incarnation:
         _refuse_replaced(ledger, request, newer=row[0])
+    known = policies.at(policy, request.version, request.digest)
     if known is None:
         raise UnknownVersion(
             f"trainer {request.trainer!r} resumes {policy} at version {request.version} with digest "
@@ -52,7 +53,6 @@ def resume(ledger: Ledger, now: float, request: m.ResumeRequest) -> m.ResumeRepl
     return _resumed(ledger, policy, epoch, undone)
 
 
-def _publish_resumed(ledger: Ledger, now: float, request: m.ResumeRequest, known: Manifest, epoch: int) -> None:
 def _refuse_replaced(ledger: Ledger, request: m.ResumeRequest, *, newer: str) -> None:
     """A call of a process that was replaced came late, or came twice: it must not fence the one that replaced it."""
     row = ledger.store.one(
@@ -68,6 +68,7 @@ def _refuse_replaced(ledger: Ledger, request: m.ResumeRequest, *, newer: str) ->
         )
 
 
+def _publish_resumed(ledger: Ledger, now: float, request: m.ResumeRequest, known: Manifest, epoch: int) -> None:
     """Workers follow the newest serial: back to the version resumed at, and to where its files are now."""
     manifest = known if request.manifest is None else request.manifest
     if (manifest.policy, manifest.version, manifest.digest) != (known.policy, known.version, known.digest):
@@ -92,7 +93,7 @@ def commit(ledger: Ledger, now: float, request: m.CommitRequest) -> m.CommitRepl
             raise BadRequest(f"commit of batch {request.batch} of {policy} has neither a manifest nor a reason")
         fresh = ledger.batches.drop(now, policy, request.batch, request.trainer_epoch, request.reason, request.metrics)
         if fresh:
-            _starve_without_signal(ledger, now, policy, request.reason)
+            starve_without_signal(ledger, now, policy, request.reason)
     else:
         fresh = ledger.batches.commit(
             now, policy, request.batch, request.trainer_epoch, request.manifest, request.metrics
@@ -106,17 +107,6 @@ def commit(ledger: Ledger, now: float, request: m.CommitRequest) -> m.CommitRepl
     return m.CommitReply(
         version=ledger.policies.versions[policy], duplicate=not fresh, finished=ledger.trained_out(policy)
     )
-
-
-def _starve_without_signal(ledger: Ledger, now: float, policy: str, reason: str) -> None:
-    row = ledger.store.number("SELECT no_signal FROM policies WHERE name = ?", policy)
-    if row >= ledger.spec.limits.no_signal_limit:
-        ledger.stop(
-            now,
-            "Starved",
-            f"policy {policy} had {row} batches in a row without a step (last: {reason}) at version "
-            f"{ledger.policies.versions[policy]}; limit {ledger.spec.limits.no_signal_limit}",
-        )
 
 
 def fail(ledger: Ledger, now: float, request: m.FailRequest) -> m.FailReply:
