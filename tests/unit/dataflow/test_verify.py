@@ -69,8 +69,8 @@ def _fail(batch: int, epoch: int) -> Any:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Any:
-    with Rig(rich_spec(), folder=tmp_path) as rig:
+def run() -> Any:
+    with Rig(rich_spec()) as rig:
         play_rich(rig)
         yield rig
 
