@@ -84,6 +84,16 @@ def test_the_newest_k_are_kept(tmp_path: Path) -> None:
     assert [version for version, _ in checkpoints.complete()] == [12, 11, 10]
 
 
+def test_the_oldest_is_of_the_history_that_goes_on(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, kept=3)
+    assert checkpoints.oldest(9) is None
+    for version in (3, 6, 9):
+        checkpoints.write(version, fill, [])
+    assert checkpoints.oldest(9) == 3
+    assert checkpoints.oldest(6) == 3, "6 was resumed at: 9 is of a history that was left"
+    assert checkpoints.oldest(-1) is None, "begun anew: none of these leads to its weights"
+
+
 def test_an_undone_history_is_overwritten(tmp_path: Path) -> None:
     """After a step back, checkpoints with higher numbers are of a history that no longer exists."""
     checkpoints = Checkpoints(tmp_path, kept=1)

@@ -65,6 +65,13 @@ def test_f58_step_s_makes_version_s_in_every_place(tmp_path: Path) -> None:
     assert (last.batch, last.manifest.version, backend.version) == (4, 4, 4)
 
 
+def test_each_commit_tells_the_oldest_checkpoint_that_is_kept(tmp_path: Path) -> None:
+    """Every second version, two kept: what is told is on disk at that moment, and never of a history that was left."""
+    dataflow = ScriptedDataflow(steps=8)
+    asyncio.run(make(dataflow, tmp_path).run())
+    assert [commit.oldest_checkpoint for commit in dataflow.commits] == [None, None, 2, 2, 2, 2, 4, 4]
+
+
 def test_f52_batch_without_signal_is_committed_with_its_reason_and_no_version(tmp_path: Path) -> None:
     dataflow = ScriptedDataflow(steps=3, dull=[2])
     asyncio.run(make(dataflow, tmp_path).run())
