@@ -15,7 +15,15 @@ from astraflow.run.chaos.session import session
 from tests.e2e.conftest import Cli
 
 pytestmark = pytest.mark.slow
-CLEAN = ("lost", "trained_twice", "only_in_history", "ledger_difference", "not_recovered", "not_refused", "unexpected_deaths")
+CLEAN = (
+    "lost",
+    "trained_twice",
+    "only_in_history",
+    "ledger_difference",
+    "not_recovered",
+    "not_refused",
+    "unexpected_deaths",
+)
 
 
 @pytest.mark.timeout(600)
