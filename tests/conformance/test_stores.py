@@ -19,6 +19,7 @@ from astraflow.testing.check_store import check_store, content, write
 from astraflow.testing.memory_store import MemoryStore
 from astraflow.types import WeightFile
 from astraflow.weights import store as store_module
+from astraflow.testing.virtual_clock import ManualClock
 from astraflow.weights.store import DirStore, HttpStore
 from astraflow.wire.calls import Role
 from astraflow.wire.client import HttpDataflow
@@ -179,17 +180,26 @@ def test_a_full_disk_is_storage_full_and_leaves_nothing(tmp_path: Path, monkeypa
 
 
 def test_collect_keeps_what_is_named_and_what_is_young(tmp_path: Path) -> None:
+    """Young by the store's own clock: dates may say anything, and a wall clock may jump by hours."""
+
     async def scenario() -> None:
-        store = DirStore(tmp_path / "s", grace_s=30.0)
+        clock = ManualClock()
+        store = DirStore(tmp_path / "s", grace_s=30.0, clock=clock)
         files = [await store.put(write(tmp_path, f"{n}.safetensors", content(100, seed=n))) for n in range(4)]
-        assert await store.collect({files[0].sha256}) == 0
-        for file in files[:3]:
+        for file in files:
             path = store.path(file.sha256)
             assert path is not None
-            os.utime(path, (1, 1))
+            os.utime(path, (1, 1))  # as old as can be
+        assert await store.collect({files[0].sha256}) == 0
+        clock.advance(20)
         await store.put(tmp_path / "1.safetensors")  # wanted again: young again
+        clock.advance(9)
+        assert await store.collect({files[0].sha256, files[2].sha256}) == 0
+        clock.advance(1)
         assert await store.collect({files[0].sha256}) == 1
-        assert [await store.has(file.sha256) for file in files] == [True, True, False, True]
+        assert [await store.has(file.sha256) for file in files] == [True, True, True, False]
+        clock.advance(30)
+        assert await store.collect({files[0].sha256}) == 2
 
     run(scenario)
 

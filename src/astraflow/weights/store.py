@@ -11,11 +11,11 @@ import hashlib
 import os
 import secrets
 import shutil
-import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from astraflow.clock import Clock, SystemClock
 from astraflow.disk import is_full
 from astraflow.errors import DigestMismatch, NotFound, StorageFull
 from astraflow.types import WeightFile
@@ -25,6 +25,8 @@ from astraflow.wire.transfer import Transfer, sha256_of, verify
 SUFFIX = ".safetensors"
 PART = ".part-"
 CHUNK_BYTES = 4 << 20
+ABANDONED_S = 3600.0
+"""A file on its way in that nobody has written to for so long is nobody's."""
 
 
 class WeightStore(Protocol):
@@ -48,10 +50,14 @@ class WeightStore(Protocol):
 class DirStore:
     """A folder; any process that has its path shares it. Also what ``wire.server`` serves (``wire.blobs.Blobs``)."""
 
-    def __init__(self, folder: Path, *, grace_s: float = 30.0) -> None:
-        """``grace_s``: ``collect`` spares what was put so recently: its manifest may not be committed yet."""
+    def __init__(self, folder: Path, *, grace_s: float = 30.0, clock: Clock | None = None) -> None:
+        """``grace_s``: ``collect`` spares what nobody wanted for less than that: its manifest may not be committed yet.
+        Counted from when it was first seen so, on this process's own clock: what a file's date says may be wrong."""
         self.folder = folder
         self._grace_s = grace_s
+        self._clock = clock or SystemClock()
+        self._unwanted: dict[tuple[str, int], float] = {}
+        """(name, date as a mere mark: a file that was put again has another) → since when."""
         folder.mkdir(parents=True, exist_ok=True)
 
     async def put(self, path: Path, *, may_link: bool = False) -> WeightFile:
@@ -124,14 +130,20 @@ class DirStore:
             part.unlink(missing_ok=True)
 
     def _collect(self, keep: frozenset[str]) -> int:
-        oldest = time.time() - self._grace_s
+        now = self._clock.monotonic()
+        seen, self._unwanted = self._unwanted, {}
         removed = 0
         for path in self.folder.iterdir():
-            abandoned = path.name.startswith(PART) and _age(path) < oldest - 3600
-            unwanted = path.suffix == SUFFIX and path.stem not in keep and _age(path) < oldest
-            if abandoned or unwanted:
+            part = path.name.startswith(PART)
+            if not part and (path.suffix != SUFFIX or path.stem in keep):
+                continue
+            mark = (path.name, _date(path))
+            since = seen.get(mark, now)
+            if now - since >= self._grace_s + (ABANDONED_S if part else 0.0):
                 path.unlink(missing_ok=True)
-                removed += unwanted
+                removed += not part
+            else:
+                self._unwanted[mark] = since
         return removed
 
     def _place(self, sha256: str) -> Path:
@@ -214,11 +226,11 @@ def _link_or_copy(source: Path, target: Path, file: WeightFile) -> None:
             raise NotFound(f"{file.name} (sha256 {file.sha256[:16]}) is not in the store") from error
 
 
-def _age(path: Path) -> float:
+def _date(path: Path) -> int:
     try:
-        return path.stat().st_mtime
+        return path.stat().st_mtime_ns
     except FileNotFoundError:
-        return float("inf")
+        return -1
 
 
 def _sync(path: Path) -> None:

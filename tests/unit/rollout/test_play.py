@@ -12,8 +12,9 @@ from astraflow.rollout.agents import EpisodeAgents, call_seed
 from astraflow.rollout.play import WorkflowPlayer
 from astraflow.rollout.template import ChatTemplate
 from astraflow.rollout.workflow import Agents, Reward
+from astraflow.testing.fake_engine import FakeEngine
 from astraflow.testing.virtual_loop import run_virtual
-from astraflow.types import Episode, FailureKind, Outcome, Purpose, Sampling, StopReason, Task
+from astraflow.types import Episode, FailureKind, Manifest, Outcome, Purpose, Sampling, StopReason, Task
 from tests.unit.rollout.doubles import END, ScriptedEngine, lease, play, reply, seat
 
 HI = {"role": "user", "content": "hi"}
@@ -347,3 +348,32 @@ def test_spawned_agents_are_children_of_the_latest_turn(smollm2: ChatTemplate) -
 def test_a_cancelled_reply_is_no_reply(smollm2: ChatTemplate) -> None:
     episode = ended(one_turn, reply([5], stop=StopReason.CANCELLED), template=smollm2)
     assert episode.failure is FailureKind.INFRA
+
+
+def test_f83_a_tree_of_agents_on_two_slots_ends(smollm2: ChatTemplate) -> None:
+    """A slot is held while a reply is generated, never while an agent waits for those that it has spawned."""
+    engine = FakeEngine(policy="main", slots=2, vocabulary=64, tick_s=0.01, end_id=END, end_chance=1.0)
+    most = 0
+
+    async def solve(agents: Agents, depth: int) -> int:
+        nonlocal most
+        await agents.spawn("main").chat([HI])
+        most = max(most, engine.busy)
+        if depth == 3:
+            return 1
+        return 1 + sum(await asyncio.gather(*(solve(agents, depth + 1) for _ in range(2))))
+
+    async def tree(task: Task, agents: Agents) -> Reward:
+        assert await solve(agents, 1) == 7
+        return Reward(1.0)
+
+    async def main() -> Episode:
+        await engine.start()
+        await engine.load(Manifest(policy="main", version=0, digest="d0", files=()), [])
+        async with asyncio.timeout(60):
+            return await play(tree, engine, smollm2)
+
+    episode = run_virtual(main)
+    assert episode.outcome is Outcome.COMPLETED, episode.error
+    assert len(episode.trajectories) == 7
+    assert most <= 2 and engine.busy == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
 import subprocess
 import sys
 import time
@@ -19,7 +20,17 @@ FLAGS = {
     "status": ("run", "json"),
     "ledger": ("run", "verify", "json"),
     "trace": ("run", "episode", "json"),
-    "resume": ("run", "allow_changed_tasks", "in_process", "host", "port", "tls_cert", "tls_key", "tensorboard", "json"),
+    "resume": (
+        "run",
+        "allow_changed_tasks",
+        "in_process",
+        "host",
+        "port",
+        "tls_cert",
+        "tls_key",
+        "tensorboard",
+        "json",
+    ),
     "eval": ("recipe", "model", "policy", "set", "seed", "json"),
     "models get": ("name", "dir"),
     "models export": ("run", "dir", "version", "policy"),
@@ -94,3 +105,18 @@ def test_nothing_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("astraflow 0.")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["plan", "--help"], ["nonsense"]])
+def test_a_reader_that_leaves_early_is_no_error(words: list[str]) -> None:
+    """``astraflow … | head -0``: no traceback, no complaint of the interpreter at its end."""
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "astraflow.run.cli", *words], stdout=write, stderr=subprocess.PIPE, check=False
+        )
+    finally:
+        os.close(write)
+    assert b"Traceback" not in done.stderr and b"Exception ignored" not in done.stderr
+    assert done.returncode in (1, 2)
