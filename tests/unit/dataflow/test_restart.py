@@ -35,7 +35,13 @@ BIG = (
     "batches",
 )
 
-OF_THE_LIVE = ("groups_ready", "groups_open", "group_policy_live", "group_policy_kept", "episodes_pending")
+OF_THE_LIVE: tuple[str, ...] = (
+    "groups_ready",
+    "groups_open",
+    "group_policy_live",
+    "group_policy_kept",
+    "episodes_pending",
+)
 OF_THE_LIVE += ("episodes_leased", "batches_live", "payloads_file", "batches_stored", "batches_file")
 """Indices that hold only what has not ended, or is not pruned: to read one from end to end is no scan of the run."""
 
