@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import struct
 
 CHUNK_BYTES = 64 << 10
 SLOW_DELAY_S = 0.1
@@ -38,7 +40,7 @@ class Proxy:
         self._cut = value
         if value:
             for writer in list(self._open):
-                writer.transport.abort()
+                _reset(writer)
 
     async def close(self) -> None:
         if self._server is not None:
@@ -50,6 +52,7 @@ class Proxy:
         self._open.add(writer)
         try:
             if self._cut or self._target is None:
+                _reset(writer)
                 return
             there, back = await asyncio.open_connection(*self._target)
             self._open.add(back)
@@ -74,3 +77,11 @@ class Proxy:
             await target.drain()
         with contextlib.suppress(OSError):
             target.write_eof()
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """End a connection without a goodbye: what was not read yet is lost at both ends."""
+    plain: socket.socket | None = writer.get_extra_info("socket")
+    if plain is not None:
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
