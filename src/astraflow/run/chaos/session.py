@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from astraflow.errors import AstraFlowError, ConfigError, RunFailed
+from astraflow.errors import AstraFlowError, RunFailed
 from astraflow.observe.points import ENVIRONMENT
 from astraflow.run.chaos.act import MORE_STEPS, Actor
 from astraflow.run.chaos.evidence import count_undone, read_claims, read_histories, read_versions
@@ -59,6 +59,8 @@ def session(
         with first_cause_only():
             asyncio.run(Supervisor(run, last, listen=Listen(), say=say).run())
     except AstraFlowError as error:
+        if not actor.injuries:  # nothing was done to it: there is nothing to judge
+            raise
         failed = f"{error.kind}: {error}"
         say(failed)
     return _report(run, resolved, actor) | {
@@ -123,8 +125,6 @@ async def _suffer(run: RunFolder, resolved: Resolved, plan: Sequence[Fault], act
 def _report(run: RunFolder, resolved: Resolved, actor: Actor) -> dict[str, Any]:
     verdict = judge(read_histories(run, resolved.recipe.trainable), read_claims(run))
     done = actor.injuries
-    if not done:
-        raise ConfigError("no fault was done")
     return {
         "kills": len(done),
         **{name: value for name, value in asdict(verdict).items() if name != "problems"},
