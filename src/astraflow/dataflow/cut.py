@@ -9,7 +9,7 @@ import numpy as np
 
 from astraflow.algorithms.base import UnitTable
 from astraflow.algorithms.pipeline import Pipeline
-from astraflow.dataflow.settle import NO_TOKENS, SampleRef, asked, check_advantages, samples_of, unit_table
+from astraflow.dataflow.settle import NO_TOKENS, SampleRef, asked, check_advantages, samples_of, units_of
 from astraflow.errors import RunFailed
 from astraflow.types import AdvantageRun, Array, Episode, Row, Sample
 
@@ -59,20 +59,21 @@ def build_rows(groups: Sequence[CutGroup], *, pipeline: Pipeline, policy: str, v
     masked: dict[str, str] = {}
     fresh: list[CutGroup] = []
     stale: list[int] = []
+    references = {each.group: list(samples_of(each.group, each.episodes, policy)) for each in groups}
     for group in groups:
-        reasons = _sweep(group, policy, version, max_staleness)
+        reasons = _sweep(group, references[group.group], version, max_staleness)
         masked.update(reasons)
-        if _went_stale(group, policy, reasons):
+        if _went_stale(references[group.group], reasons):
             stale.append(group.group)
         else:
             fresh.append(group)
-    units = {each.group: unit_table(each.group, each.episodes, policy) for each in fresh}
+    units = {each.group: units_of(references[each.group]) for each in fresh}
     advantages = _credit_batch(pipeline, fresh, units, policy)
     rows: list[Row] = []
     for group in fresh:
         table, values = units[group.group], advantages[group.group]
         value_of = {(table.sample_id[u], int(table.turn[u])): float(values[u]) for u in np.flatnonzero(table.counts)}
-        for ref in samples_of(group.group, group.episodes, policy):
+        for ref in references[group.group]:
             if ref.sample_id in masked:
                 continue
             row = _row(ref, value_of, group.use)
@@ -90,10 +91,10 @@ def build_rows(groups: Sequence[CutGroup], *, pipeline: Pipeline, policy: str, v
     )
 
 
-def _sweep(group: CutGroup, policy: str, version: int, max_staleness: int) -> dict[str, str]:
+def _sweep(group: CutGroup, references: list[SampleRef], version: int, max_staleness: int) -> dict[str, str]:
     """GUARANTEE: nothing older than the bound gets a gradient. Admission and early cancel only save work."""
     reasons: dict[str, str] = {}
-    for ref in samples_of(group.group, group.episodes, policy):
+    for ref in references:
         settled = group.masked.get(ref.sample_id)
         if settled is not None:
             reasons[ref.sample_id] = settled
@@ -102,8 +103,8 @@ def _sweep(group: CutGroup, policy: str, version: int, max_staleness: int) -> di
     return reasons
 
 
-def _went_stale(group: CutGroup, policy: str, reasons: Mapping[str, str]) -> bool:
-    alive = any(ref.sample_id not in reasons for ref in samples_of(group.group, group.episodes, policy))
+def _went_stale(references: list[SampleRef], reasons: Mapping[str, str]) -> bool:
+    alive = any(ref.sample_id not in reasons for ref in references)
     return not alive and STALE in reasons.values()
 
 

@@ -5,7 +5,7 @@ Statistics never depend on position: every unit knows its episode and key, membe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -94,7 +94,12 @@ def samples_of(group: int, episodes: Sequence[Episode | None], policy: str) -> I
 
 def unit_table(group: int, episodes: Sequence[Episode | None], policy: str) -> UnitTable:
     """One row per turn that a version of ``policy`` sampled, in the order of ``samples_of``, then turn."""
-    units = [(ref, turn) for ref in samples_of(group, episodes, policy) if not ref.supervised for turn in ref.turns]
+    return units_of(samples_of(group, episodes, policy))
+
+
+def units_of(references: Iterable[SampleRef]) -> UnitTable:
+    """The same, of samples that were already collected."""
+    units = [(ref, turn) for ref in references if not ref.supervised for turn in ref.turns]
     rewards = np.array([np.nan if turn.reward is None else turn.reward for _, turn in units], np.float64)
     alive = np.array([ref.outcome is not Outcome.FAILED for ref, _ in units], np.bool_)
     return UnitTable(
@@ -134,7 +139,7 @@ def settle(
     verdicts: dict[str, Verdict] = {}
     for policy in sorted(name for name, trainable in policies.items() if trainable):
         references = list(samples_of(group, episodes, policy))
-        units = unit_table(group, episodes, policy)
+        units = units_of(references)
         versions = [ref.sample.min_version for ref in references if ref.sample.min_version is not None]
         summary = GroupSummary(
             group=group,
