@@ -30,7 +30,7 @@ from astraflow.run.supervisor import Listen, Supervisor
 ENDLESS = 1_000_000
 """Steps of the run while faults happen."""
 SERVICES = 3
-CHECKPOINT_EVERY = 5
+CHECKPOINT_EVERY = 10
 
 Say = Callable[[str], None]
 
