@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -142,11 +143,13 @@ def test_a_recorder_that_starts_again_writes_nothing_twice(run: RunFolder) -> No
 
 
 def fill(folder: Path, *, leave: int) -> Path:
-    """A file that leaves so many bytes of the disk."""
+    """A file that leaves at most so many bytes of the disk, whoever writes to it at the same time."""
     path = folder / "filler"
-    free = shutil.disk_usage(folder).free
-    with path.open("wb") as file:
-        file.write(bytes(max(0, free - leave)))
+    with path.open("wb", buffering=0) as file:
+        for size in (1 << 20, 1 << 16, 1 << 12, 512):
+            with contextlib.suppress(OSError):
+                while shutil.disk_usage(folder).free > leave:
+                    file.write(bytes(min(size, max(512, shutil.disk_usage(folder).free - leave))))
     return path
 
 

@@ -181,6 +181,8 @@ class Commits:
         writing.add_done_callback(written)
 
     def _written(self, answers: list[Answer]) -> None:
+        if self.full:
+            log.info("storage_has_room: the run goes on")
         self.full = False
         reach("dataflow.after_transaction")
         for work, answer, refusal in answers:
@@ -221,8 +223,9 @@ class Commits:
 
     def _rolled_back(self, queue: list[Work], error: BaseException) -> None:
         if isinstance(error, StorageFull):
+            if not self.full:  # once, and not with every call that is refused
+                log.error("storage_full: %s", error)
             self.full = True
-            log.error("storage_full: %s", error)
         elif isinstance(error, Exception):
             log.error("transaction_failed error=%r", error)
         for work in queue:
