@@ -178,7 +178,7 @@ def test_every_policy_is_pinned_while_they_move_on() -> None:
         rig.go(rig.flow.hand_back(m.HandBackRequest(worker="w", held=(second.id,))))
         (again,) = only(rig, Purpose.EVAL)
         assert (again.attempt, again.versions) == (2, {"p": 0, "judge": 0})
-        assert ("p", 0) in {(each.policy, each.version) for each in rig.service.live_manifests()}
+        assert ("p", 0) in {(each.policy, each.version) for each in rig.go(rig.service.live_manifests())}
 
 
 def test_a_lost_evaluation_episode_is_tried_again_before_it_counts_as_wrong() -> None:

@@ -93,7 +93,7 @@ def test_pinned_weights_stay_alive_until_their_evaluation_ended() -> None:
             if reply.batch:
                 rig.commit(reply.batch)
             rig.renew(held)
-        assert 0 in {m.version for m in rig.service.live_manifests()}
+        assert 0 in {m.version for m in rig.go(rig.service.live_manifests())}
 
 
 def test_f71_points_are_by_version_whatever_order_they_end_in() -> None:
