@@ -61,6 +61,7 @@ def verify(db: sqlite3.Connection, payloads: Path | None = None) -> Verification
         _episodes(db, story, seen)
         _samples(db, story, seen)
         _bytes(db, story, seen, payloads)
+        _frozen(db, seen, payloads)
     finally:
         db.execute("ROLLBACK")
     return Verification(events=count, rows=seen.rows, differences=(*story.breaks, *seen.differences))
@@ -268,6 +269,20 @@ def _bytes(db: sqlite3.Connection, story: Retelling, seen: Comparison, payloads:
                 _is_there(seen, what, row, payloads)
     for number, idx in stored:
         seen.same(f"bytes of episode {number}/{idx}", {}, None)
+
+
+def _frozen(db: sqlite3.Connection, seen: Comparison, payloads: Path | None) -> None:
+    """The rows of a batch that is not pruned are in their table or in a file, and of no other batch."""
+    apart = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'batch_rows'").fetchone() is not None
+    stored = {row[0] for row in db.execute("SELECT batch FROM batch_rows")} if apart else set()
+    for number, place, file in db.execute("SELECT id, TYPEOF(rows), file FROM batches ORDER BY id").fetchall():
+        what = f"rows of batch {number}"
+        seen.same(what, {} if number in stored else None, {} if place == "integer" else None)
+        stored.discard(number)
+        if file is not None and payloads is not None and not (payloads / file).exists():
+            seen.differences.append(f"{what}: file {file} is missing")
+    for number in sorted(stored):
+        seen.same(f"rows of batch {number}", {}, None)
 
 
 def _is_there(seen: Comparison, what: str, row: dict[str, Any], payloads: Path | None) -> None:

@@ -33,6 +33,7 @@ BIG = (
     "batch_groups",
     "pruned_groups",
     "batches",
+    "batch_rows",
 )
 
 OF_THE_LIVE: tuple[str, ...] = (
@@ -108,8 +109,10 @@ def history() -> Iterator[tuple[str, list[tuple[Any, ...]]]]:
         )
         yield (
             "INSERT INTO batches VALUES (?, 'p', 'committed', NULL, ?, 1, 100, 64, 0, ?, 'base', NULL, ?, '{}', ?, ?)",
-            [(batch, step, step + 2, body * 32 if stored else None, at, at)],
+            [(batch, step, step + 2, 32 * len(body) if stored else None, at, at)],
         )
+        if stored:
+            yield "INSERT INTO batch_rows VALUES (?, ?)", [(batch, body * 32)]
         yield (
             "INSERT INTO batch_groups VALUES (?, ?, ?, 0)",
             [(batch, position, group) for position, group in enumerate(groups)],

@@ -113,6 +113,8 @@ TAMPERED = {
     "batches": "UPDATE batches SET reason = 'non_finite' WHERE state = 'dropped'",
     "batches: pruned": "UPDATE batches SET rows = NULL, file = NULL",
     "batches: gone": "DELETE FROM batches WHERE id = 2",
+    "batch_rows": "DELETE FROM batch_rows WHERE batch = (SELECT MAX(batch) FROM batch_rows)",
+    "batch_rows: made up": "INSERT INTO batch_rows VALUES (999, x'00')",
     "batch_groups": "UPDATE batch_groups SET position = 9 WHERE batch = 2 AND position = 0",
     "events: gone": "DELETE FROM events WHERE kind = 'done' AND group_id = 5 AND idx = 0",
     "events: changed": "UPDATE events SET group_id = 999 WHERE kind = 'ready' AND group_id = 5",
