@@ -8,7 +8,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ REDIS = "redis-server"
 REDIS_START_S = 10.0
 EPISODE_BYTES = TOKENS * 9 + PROMPT
 LEASED_AT_ONCE = 16
+ROUNDS = 3
+"""A rival counts with its best of so many: they are short, and the machine may be busy with something else."""
 Statement = tuple[bool, str, Any]
 """(executemany, SQL, values)"""
 
@@ -31,10 +33,14 @@ Statement = tuple[bool, str, Any]
 
 
 def sqlite_per_s(folder: Path, *, steps: int) -> float:
-    """Trajectories a second of the statements alone: recorded from a run in this process, replayed into a new file."""
+    """Trajectories a second of the statements alone: recorded from a run in this process, replayed into new files."""
     (folder / "recorded").mkdir(parents=True)
     statements = asyncio.run(_record(folder / "recorded", steps))
-    connection = connect(folder / "replayed.db")
+    return max(_replay_per_s(folder / f"replayed{n}.db", statements, steps) for n in range(ROUNDS))
+
+
+def _replay_per_s(path: Path, statements: Sequence[Statement], steps: int) -> float:
+    connection = connect(path)
     Store(connection)
     one, many = connection.execute, connection.executemany
     began = time.perf_counter()
@@ -86,7 +92,8 @@ def redis_figures(folder: Path, rate: float, trajectories: int) -> dict[str, Any
         return {"redis_everysec_ratio": None, "redis_always_ratio": None, "redis_reason": why}
     found: dict[str, Any] = {}
     for policy in ("everysec", "always"):
-        theirs = _redis_per_s(folder / policy, policy, max(1, trajectories // PER_BATCH))
+        steps = max(1, trajectories // PER_BATCH)
+        theirs = max(_redis_per_s(folder / f"{policy}{n}", policy, steps) for n in range(ROUNDS))
         found |= {f"redis_{policy}_per_s": theirs, f"redis_{policy}_ratio": rate / theirs}
     return found
 
