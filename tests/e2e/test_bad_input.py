@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -133,9 +134,30 @@ def test_a_workflow_that_is_wrong_ends_the_run_with_its_first_error(
 
 
 @pytest.mark.slow
+def test_a_prompt_longer_than_the_context_names_the_task_and_both_numbers(
+    cli: Cli, write_recipe: Write, tmp_path: Path
+) -> None:
+    recipe = write_recipe(GOOD, change=('"content": task.key', '"content": "7" * 60'))
+    done = cli("run", recipe, "--run-dir", tmp_path / "run", "--in-process")
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("astraflow: ")
+    found = re.search(r"(\d+) tokens leave no room in a context of 32: task '(\d+)' of '[\w-]+' is too long", last)
+    assert found is not None and int(found[1]) >= 60, last
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
 def test_a_workflow_that_never_returns(cli: Cli, write_recipe: Write, tmp_path: Path) -> None:
     recipe = write_recipe("import asyncio; await asyncio.sleep(3600)")
-    limits = ("limits.time_limit_s=0.3", "limits.max_attempts=1", "steps=1", "eval=null", "limits.no_signal_limit=1", "limits.barren_groups=1")
+    limits = (
+        "limits.time_limit_s=0.3",
+        "limits.max_attempts=1",
+        "steps=1",
+        "eval=null",
+        "limits.no_signal_limit=1",
+        "limits.barren_groups=1",
+    )
     done = cli("run", recipe, "--run-dir", tmp_path / "run", "--in-process", "--set", *limits)
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]

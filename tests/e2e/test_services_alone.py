@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import Cli
+from tests.e2e.test_hangs import status_of
+from tests.e2e.test_kill import wait_for
 from tests.e2e.test_run import check_ended
 
 pytestmark = pytest.mark.slow
@@ -78,6 +81,37 @@ def test_workers_join_from_elsewhere_and_everybody_leaves_at_the_end(
     assert json.loads(cli("ledger", dataflow.run, "--json").stdout)["difference"] == 0
     assert cli("resume", dataflow.run, "--in-process").returncode == 0
     check_ended(dataflow.run, steps=4)
+
+
+SLOW = "import asyncio; await asyncio.sleep(300)\n    return Reward(1.0)"
+
+
+def test_a_worker_that_is_told_to_stop_hands_back_what_it_cannot_end(
+    environment: dict[str, str], cli: Cli, write_recipe: Write, tmp_path: Path
+) -> None:
+    """SIGTERM: no further lease, a grace for what is played, the rest pending again at once and no failure of it."""
+    recipe = write_recipe(SLOW, change=("slots=16", "slots=16, drain_grace_s=1.0"))
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "astraflow.run.cli", "dataflow", str(recipe), "--run-dir", str(run)]
+    serving = subprocess.Popen([*command, "--set", "steps=4"], env=environment, cwd=tmp_path)
+    try:
+        dataflow = Dataflow(serving, run, recipe)
+        worker = start("rollout", dataflow, environment, "worker")
+        try:
+            wait_for("leases to be held", lambda: status_of(run).get("episodes", {}).get("leased", 0) > 0)
+            worker.send_signal(signal.SIGTERM)
+            assert worker.wait(timeout=60) == 0
+            status = status_of(run)
+            assert status["episodes"].get("leased", 0) == 0 and status["episodes"]["pending"] > 0
+            assert status["counters"]["handed_back"] > 0
+            assert not [name for name in status["counters"] if name.startswith("failed/")]
+        finally:
+            worker.kill()
+            worker.wait()
+    finally:
+        serving.terminate()
+        serving.wait(timeout=30)
+    assert json.loads(cli("ledger", run, "--json").stdout)["difference"] == 0
 
 
 def refused(cli: Cli, dataflow: Dataflow, *arguments: str | Path, token: str) -> str:

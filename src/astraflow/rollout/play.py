@@ -134,12 +134,15 @@ def _truncated(lease: Lease, agents: EpisodeAgents, wall_s: float) -> Episode:
 
 def failed(lease: Lease, kind: FailureKind, message: str, *, wall_s: float = 0.0) -> Episode:
     """An episode that could not be played; final where the prompt itself is too long, for it stays that (F28)."""
+    final = message.startswith(PROMPT_TOO_LONG)
+    if final:
+        message = f"{message}: task {lease.task.key[:80]!r} of {lease.task.dataset[:80]!r} is too long"
     return Episode(
         task_key=lease.task.key,
         outcome=Outcome.FAILED,
         failure=kind,
         error=message[:2000],
-        final=message.startswith(PROMPT_TOO_LONG),
+        final=final,
         wall_s=wall_s,
     )
 
