@@ -34,7 +34,7 @@ FLAGS = {
     "eval": ("recipe", "model", "policy", "set", "seed", "json"),
     "models get": ("name", "dir"),
     "models export": ("run", "dir", "version", "policy"),
-    "bench": ("name", "json", "kills", "seed", "recipe", "set", "run_dir", "without"),
+    "bench": ("name", "json", "kills", "seed", "recipe", "set", "run_dir", "trajectories", "without"),
     "dataflow": ("recipe", "run_dir", "set", "seed", "host", "port", "tls_cert", "tls_key", "tensorboard"),
     "rollout": ("dataflow", "recipe", "run_dir", "set", "seed", "name", "ca"),
     "trainer": ("dataflow", "recipe", "policy", "run_dir", "set", "seed", "ca"),

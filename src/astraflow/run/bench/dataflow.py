@@ -32,11 +32,14 @@ WARM_SHARE = 0.2
 """Of the run: memory is compared from there to the end."""
 
 
-def main() -> dict[str, Any]:
-    return run()
+TRAJECTORIES = 200_000
 
 
-def run(*, trajectories: int = 200_000, rival_trajectories: int = 6400, redis: bool = True) -> dict[str, Any]:
+def main(*, trajectories: int = TRAJECTORIES) -> dict[str, Any]:
+    return run(trajectories=trajectories)
+
+
+def run(*, trajectories: int = TRAJECTORIES, rival_trajectories: int = 6400, redis: bool = True) -> dict[str, Any]:
     """The figures that docs/benchmarks.md explains; counts are rounded down to whole batches."""
     with tempfile.TemporaryDirectory(prefix="astraflow-bench-") as name:
         folder = Path(name)

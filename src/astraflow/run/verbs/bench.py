@@ -28,6 +28,8 @@ class Args:
     """path=value, any number, of the recipe."""
     run_dir: Path | None = None
     """chaos: where the run is and stays."""
+    trajectories: int | None = None
+    """dataflow: how many; left out, 200,000."""
     without: str | None = None
     """chaos: uncommit or fencing; switched off to see that the figures show it."""
 
@@ -53,7 +55,9 @@ def _options(args: Args, takes: tuple[str, ...]) -> dict[str, Any]:
     """What was given, to a bench that takes it."""
     from astraflow.errors import ConfigError
 
-    given = {name: getattr(args, name) for name in ("kills", "seed", "recipe", "set", "run_dir", "without")}
+    given = {
+        name: getattr(args, name) for name in ("kills", "seed", "recipe", "set", "run_dir", "trajectories", "without")
+    }
     given = {name: value for name, value in given.items() if value is not None and value != []}
     for name in given:
         if name not in takes:
