@@ -26,5 +26,5 @@ def recipe() -> Recipe:
     split = held_out(GeneratedTasks("largest-of-three", numbers), count=200)
     trainer = TrainerSettings(lr=3e-5, checkpoint_every=20)
     main = Policy(model="smollm2", trainer=trainer)
-    return Recipe(name="quickstart", policies={"main": main}, workflow=largest, tasks=split.train, steps=47,
+    return Recipe(name="quickstart", policies={"main": main}, workflow=largest, tasks=split.train, steps=40,
                   eval=Eval(tasks=split.held_out, count=200), sampling=Sampling(max_tokens=8))
