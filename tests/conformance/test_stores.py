@@ -17,9 +17,9 @@ import pytest
 from astraflow.errors import AstraFlowError, BadRequest, DigestMismatch, Forbidden, NotFound, StorageFull
 from astraflow.testing.check_store import check_store, content, write
 from astraflow.testing.memory_store import MemoryStore
+from astraflow.testing.virtual_clock import ManualClock
 from astraflow.types import WeightFile
 from astraflow.weights import store as store_module
-from astraflow.testing.virtual_clock import ManualClock
 from astraflow.weights.store import DirStore, HttpStore
 from astraflow.wire.calls import Role
 from astraflow.wire.client import HttpDataflow
