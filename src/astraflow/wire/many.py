@@ -10,15 +10,16 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from astraflow.errors import AstraFlowError, NotFound, ProtocolError, ServerError, Unavailable, by_kind
+from astraflow.errors import AstraFlowError, BadRequest, NotFound, ProtocolError, ServerError, Unavailable, by_kind
 from astraflow.wire import messages as m
 from astraflow.wire.codec import decode, encode, sentence
-from astraflow.wire.names import require_names
+from astraflow.wire.names import require_names, require_numbers
 
 log = logging.getLogger("astraflow.wire")
 
 MOST_BYTES = 512 << 10
 """Of the episodes in one request; one that is larger goes alone."""
+MOST_REQUESTS = 4096
 
 One = Callable[[bytes], Awaitable[m.SubmitReply]]
 Many = Callable[[m.SubmitManyRequest], Awaitable[m.SubmitManyReply]]
@@ -31,12 +32,18 @@ Waiting = tuple[bytes, "asyncio.Future[m.SubmitReply]"]
 async def answer(
     request: m.SubmitManyRequest, submit: Callable[[m.SubmitRequest], Awaitable[m.SubmitReply]]
 ) -> m.SubmitManyReply:
-    """Every answer in the order of the requests; they share a transaction, each in a savepoint of its own."""
+    """Every answer in the order of the requests; they share a transaction, each in a savepoint of its own.
+
+    Raises BadRequest for more than MOST_REQUESTS.
+    """
+    if len(request.requests) > MOST_REQUESTS:
+        raise BadRequest(f"at most {MOST_REQUESTS} submits go together, found {len(request.requests)}: send them apart")
 
     async def one(body: bytes) -> m.SubmitAnswer:
         try:
             message = decode(body, m.SubmitRequest)
             require_names(message)
+            require_numbers(message)
             return m.SubmitAnswer(reply=await submit(message))
         except AstraFlowError as error:
             return _refusal(error)
