@@ -74,7 +74,9 @@ class Injury:
     def see(self, seen: Sighting) -> None:
         if seen.at < self.at:
             return
-        if seen.kind in ("dead", "joined") and seen.name == self.name:
+        # What only slowed or paused a component is over when it works again: a later death is another fault's.
+        ours = self.deadly or self.recovered_at is None
+        if ours and seen.kind in ("dead", "joined") and seen.name == self.name:
             self._notice(seen.at)
         if seen.kind == self._comes_back_by and self.successor is not None:
             self._returned = self._returned or seen.name in ("", self.name)

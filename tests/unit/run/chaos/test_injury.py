@@ -60,3 +60,11 @@ def test_a_cut_off_process_that_dies_of_it_recovers_with_its_successor() -> None
     injury.healed_at = 15.0
     injury.restarted("rollout-0.2", 16)
     assert see(injury, (16.5, "done", "rollout-0"), (22, "done", "rollout-0.2")) == 22
+
+
+def test_a_later_death_is_not_the_notice_of_a_slow_connection() -> None:
+    injury = hurt(Component.ROLLOUT, Kind.SLOW, "rollout-0")
+    injury.healed_at = 12.0
+    assert see(injury, (12.5, "done", "rollout-0")) == 12.5
+    assert see(injury, (40, "dead", "rollout-0")) == 12.5
+    assert injury.detect_s is None and injury.recovery_s == 0.5
