@@ -17,6 +17,7 @@ from astraflow.errors import BadRequest, VersionConflict
 from astraflow.types import Batch, Manifest
 
 REMEMBERED_BYTES = 64 << 20
+"""A larger batch is decoded from the disk when it is issued."""
 
 
 class Batches:
@@ -107,9 +108,7 @@ class Batches:
         if newest is not None and newest.id == batch:
             return newest
         row = self._store.one(
-            "SELECT b.file, COALESCE(r.body, CASE TYPEOF(b.rows) WHEN 'blob' THEN b.rows END) FROM batches b "
-            "LEFT JOIN batch_rows r ON r.batch = b.id WHERE b.id = ?",
-            batch,
+            "SELECT b.file, r.body FROM batches b LEFT JOIN batch_rows r ON r.batch = b.id WHERE b.id = ?", batch
         )
         assert row is not None
         return self._payloads.unpack(Batch, *row)
@@ -277,6 +276,7 @@ class Batches:
 
     def release(self, policy: str) -> None:
         """The trainer that held a batch is fenced: nobody holds it."""
+        # Both states, which is what the index of live batches is for: one alone would read every batch of the run.
         self._store.run("UPDATE batches SET state = 'cut' WHERE policy = ? AND state IN ('cut', 'issued')", (policy,))
 
     def roll_back(self, now: float, policy: str, version: int) -> tuple[int, ...]:

@@ -19,10 +19,14 @@ from typing import Any, TypeVar
 
 from astraflow.clock import Clock
 from astraflow.dataflow.ledger import Ledger
-from astraflow.errors import AstraFlowError, Closed, Fenced, RunFailed, StorageFull, Unavailable
+from astraflow.errors import AstraFlowError, Closed, Fenced, RunFailed, StorageFull, TimedOut, Unavailable
 from astraflow.observe.points import reach
+from astraflow.observe.waits import Wait
 
 log = logging.getLogger("astraflow.dataflow")
+
+LAST_WRITE_S = 30.0
+"""How long the end of the service waits for a disk that is writing."""
 
 T = TypeVar("T")
 Transition = Callable[[float], T]
@@ -105,9 +109,11 @@ class Commits:
         return await future
 
     async def drained(self) -> None:
-        """What is being written is on disk and answered, and the thread that writes has ended."""
+        """What is being written is on disk and answered, and the thread that writes has ended. Raises TimedOut."""
         if self._under_way is not None:
-            await asyncio.wait([self._under_way])
+            await asyncio.wait([self._under_way], timeout=LAST_WRITE_S)
+        if self._under_way is not None:
+            raise TimedOut(f"{Wait.STORAGE}: the disk did not take the last transaction within {LAST_WRITE_S:g} s")
         if self._disk is not None:
             self._disk.shutdown()
 

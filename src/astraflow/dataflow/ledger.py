@@ -30,7 +30,7 @@ from astraflow.types import FailureKind, Manifest
 from astraflow.wire import messages as m
 from astraflow.wire.codec import decode, encode
 
-SCHEMA = 1
+SCHEMA = 2
 USER_CODE = (FailureKind.WORKFLOW, FailureKind.GRADER)
 FORGIVEN = "forgiven_failures"
 """Key of how many failures in user code there were when the operator let the run go on: they count no more."""

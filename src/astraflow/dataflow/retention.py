@@ -250,7 +250,7 @@ class Retention:
         store, gone = self._store, 0
         for policy, oldest in frontier.versions.items():
             spent = store.all(
-                "SELECT id, file, CASE TYPEOF(rows) WHEN 'blob' THEN LENGTH(rows) ELSE rows END FROM batches "
+                "SELECT id, file, rows FROM batches "
                 "WHERE (rows IS NOT NULL OR file IS NOT NULL) "
                 "AND policy = ? AND (state = 'dropped' OR (state = 'committed' AND version < ?)) LIMIT ?",
                 policy,

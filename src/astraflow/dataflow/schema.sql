@@ -203,8 +203,7 @@ CREATE TABLE IF NOT EXISTS batches (
   serial INTEGER,                          -- committed: of its publication
   base TEXT,                               -- committed: digest of the weights that its step started from
   file TEXT,
-  rows,                                    -- size of its row in batch_rows; NULL once pruned or when in a file; an
-                                           -- older program's: the bytes themselves
+  rows INTEGER,                            -- bytes of its row in batch_rows; NULL once pruned or when in a file
   metrics TEXT,
   cut_at REAL NOT NULL,
   ended_at REAL

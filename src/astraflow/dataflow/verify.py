@@ -273,11 +273,10 @@ def _bytes(db: sqlite3.Connection, story: Retelling, seen: Comparison, payloads:
 
 def _frozen(db: sqlite3.Connection, seen: Comparison, payloads: Path | None) -> None:
     """The rows of a batch that is not pruned are in their table or in a file, and of no other batch."""
-    apart = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'batch_rows'").fetchone() is not None
-    stored = {row[0] for row in db.execute("SELECT batch FROM batch_rows")} if apart else set()
-    for number, place, file in db.execute("SELECT id, TYPEOF(rows), file FROM batches ORDER BY id").fetchall():
+    stored = {row[0] for row in db.execute("SELECT batch FROM batch_rows")}
+    for number, size, file in db.execute("SELECT id, rows, file FROM batches ORDER BY id").fetchall():
         what = f"rows of batch {number}"
-        seen.same(what, {} if number in stored else None, {} if place == "integer" else None)
+        seen.same(what, {} if number in stored else None, None if size is None else {})
         stored.discard(number)
         if file is not None and payloads is not None and not (payloads / file).exists():
             seen.differences.append(f"{what}: file {file} is missing")

@@ -20,6 +20,7 @@ log = logging.getLogger("astraflow.wire")
 MOST_BYTES = 512 << 10
 """Of the episodes in one request; one that is larger goes alone."""
 MOST_REQUESTS = 4096
+"""As many as there can be leases for one call."""
 
 One = Callable[[bytes], Awaitable[m.SubmitReply]]
 Many = Callable[[m.SubmitManyRequest], Awaitable[m.SubmitManyReply]]

@@ -9,10 +9,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from astraflow.dataflow import commits
 from astraflow.dataflow.conservation import balance
 from astraflow.dataflow.local import LocalDataflow
 from astraflow.dataflow.service import DataflowService
-from astraflow.errors import StorageFull
+from astraflow.errors import StorageFull, TimedOut
 from astraflow.types import Episode, Lease, Outcome, Trajectory, Turn
 from astraflow.wire import messages as m
 from tests.unit.dataflow.rig import make_spec, manifest, sample
@@ -198,6 +201,28 @@ def test_closing_lets_what_is_being_written_end(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "run.db") as db:
         assert db.execute("SELECT COUNT(*) FROM payloads").fetchone() == (1,)
     db.close()
+
+
+def test_a_disk_that_takes_nothing_does_not_hold_the_end_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commits, "LAST_WRITE_S", 0.05)
+
+    async def scenario(service: DataflowService, gate: Gate) -> None:
+        lease, *_ = await leases(service, 1)
+        await gate.hold()
+        call = asyncio.ensure_future(submit(service, lease))
+        await gate.until_reached()
+        with pytest.raises(TimedOut, match=r"^storage: the disk did not take the last transaction within 0\.05 s$"):
+            await service.close()
+        gate.passing.set()
+        assert not (await call).duplicate, "it was written in the end, and said so"
+        await service._commits.drained()
+        service.ledger.store.connection.close()
+        assert service._lock is not None
+        service._lock.close()
+
+    run(tmp_path, scenario)
 
 
 def test_what_a_transition_sets_off_comes_in_a_transaction_of_its_own(tmp_path: Path) -> None:

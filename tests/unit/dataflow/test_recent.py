@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -133,15 +132,3 @@ def test_a_frozen_row_cannot_be_changed_by_who_trains_it() -> None:
                 with pytest.raises(ValueError, match="read-only"):
                     getattr(row, name)[0] = 1
         assert encode(msgspec.structs.replace(rig.take(epoch))) == before
-
-
-def test_the_rows_of_an_older_programs_batch_are_read_where_they_are(tmp_path: Path) -> None:
-    """They were in the batch's own row; retention and a new issue find them there."""
-    with Rig(folder=tmp_path) as rig:
-        epoch = rig.resume()
-        rig.play_groups(2)
-        batch = rig.take(epoch)
-        rig.db.run("UPDATE batches SET rows = (SELECT body FROM batch_rows WHERE batch = id)")
-        rig.db.run("DELETE FROM batch_rows")
-        rig.restart()
-        assert encode(rig.take(epoch)) == encode(batch)

@@ -277,6 +277,13 @@ def test_a_second_dataflow_of_one_run_is_refused_while_the_first_lives(tmp_path:
         rig.leases(1)
 
 
+def test_a_file_of_another_schema_is_refused(tmp_path: Path) -> None:
+    with Rig(folder=tmp_path) as rig:
+        rig.db.run("UPDATE meta SET value = 1 WHERE key = 'schema'")
+    with pytest.raises(ConfigError, match="this ledger has schema 1, this program reads 2"):
+        DataflowService.open(make_spec(), tmp_path)
+
+
 def test_another_run_in_the_folder_is_refused(tmp_path: Path) -> None:
     from dataclasses import replace
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import json
 import os
 import subprocess
 import sys
@@ -120,3 +121,15 @@ def test_a_reader_that_leaves_early_is_no_error(words: list[str]) -> None:
         os.close(write)
     assert b"Traceback" not in done.stderr and b"Exception ignored" not in done.stderr
     assert done.returncode in (1, 2)
+
+
+@pytest.mark.parametrize(("lost", "code"), [(0, 0), (1, 1)])
+def test_a_bench_that_finds_something_wrong_says_so_by_its_exit_code(
+    lost: int, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from astraflow.run.bench import chaos
+
+    found = {**dict.fromkeys(chaos.WRONG, 0), "lost": lost, "failed": None}
+    monkeypatch.setattr(chaos, "main", lambda: found)
+    assert main(["bench", "chaos", "--json"]) == code
+    assert json.loads(capsys.readouterr().out) == found

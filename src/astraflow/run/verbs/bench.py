@@ -41,14 +41,15 @@ def main(args: Args) -> int:
     known = sorted(module.name for module in pkgutil.iter_modules(bench.__path__) if not module.name.startswith("_"))
     if args.name not in known:
         raise ConfigError(f"there is no bench {args.name!r}; known: {', '.join(known)}")
-    run = importlib.import_module(f"astraflow.run.bench.{args.name}").main
+    module = importlib.import_module(f"astraflow.run.bench.{args.name}")
+    run = module.main
     result = run(**_options(args, tuple(inspect.signature(run).parameters)))
     if args.json:
         print(json.dumps(result))
     else:
         for key, value in result.items():
             print(f"{key:<32} {value:,.2f}" if isinstance(value, float) else f"{key:<32} {value}")
-    return 0
+    return int(any(result[name] for name in getattr(module, "WRONG", ())))
 
 
 def _options(args: Args, takes: tuple[str, ...]) -> dict[str, Any]:
