@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPTNeoXConfig
 
+from astraflow.engines import torch_engine
 from astraflow.engines.base import GenerateRequest
 from astraflow.engines.settings import EngineSettings
+from astraflow.engines.threads import ThreadTuner, available_cores
 from astraflow.engines.torch_engine import TorchEngine
 from astraflow.errors import BadRequest, ConfigError, DigestMismatch, NotFound, Unavailable, WeightsRefused
 from astraflow.testing.check_engine import check_engine
@@ -321,3 +323,38 @@ def test_a_request_has_no_hidden_state(tmp_path: Path) -> None:
         assert np.abs(first.logprobs - second.logprobs).max() < 1e-5
 
     run(body, engine_of())
+
+
+class Alternating(ThreadTuner):
+    """Another number of threads with every step, and what it was given to choose from."""
+
+    given: tuple[int, ...] = ()
+
+    def __init__(self, choices: Sequence[int]) -> None:
+        type(self).given = tuple(choices)
+        super().__init__((1, 2))
+        self._steps = 0
+
+    @property
+    def threads(self) -> int:
+        return 1 + self._steps % 2
+
+    def took(self, seconds: float, rows: int) -> None:
+        assert seconds >= 0 and rows > 0
+        self._steps += 1
+
+
+def test_tokens_do_not_depend_on_the_threads_that_a_step_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[list[list[int]]] = []
+
+    async def body(engine: TorchEngine) -> None:
+        asked = [engine.generate(request(seed, prompt=20 + seed, max_tokens=24)) for seed in range(6)]
+        found.append([reply.tokens.tolist() for reply in await asyncio.gather(*asked)])
+
+    run(body, engine_of())
+    monkeypatch.setattr(torch_engine, "ThreadTuner", Alternating)
+    run(body, engine_of(threads=0))
+    assert found[0] == found[1]
+    assert set(Alternating.given) <= {torch.get_num_threads(), available_cores()}
+    run(body, engine_of(threads=1))
+    assert Alternating.given == (1,), "a number that somebody chose is not changed"
