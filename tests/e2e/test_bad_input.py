@@ -174,4 +174,5 @@ def test_port_in_use(cli: Cli, write_recipe: Write, tmp_path: Path) -> None:
         done = cli("run", write_recipe(GOOD), "--run-dir", tmp_path / "run", "--port", str(port))
     assert done.returncode != 0
     assert f"port {port} on 127.0.0.1 is in use" in done.stderr
+    assert not (tmp_path / "run").exists(), "nothing half-written"
     assert "Traceback" not in done.stderr

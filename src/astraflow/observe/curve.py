@@ -27,7 +27,8 @@ def text_curve(lines: dict[str, Points], *, width: int = 68, height: int = 12, x
             row = round((high - y) / (high - low) * (height - 1))
             grid[row][column] = mark
     body = [
-        f"{high - (high - low) * row / (height - 1):6.2f} ┤{''.join(cells).rstrip()}" for row, cells in enumerate(grid)
+        f"{round(high - (high - low) * row / (height - 1), 2) + 0.0:6.2f} ┤{''.join(cells).rstrip()}"
+        for row, cells in enumerate(grid)
     ]
     axis = " " * 7 + "└" + "─" * width
     ends = " " * 8 + f"{left:g}".ljust(width - len(f"{right:g}")) + f"{right:g}"

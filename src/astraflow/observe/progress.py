@@ -6,6 +6,9 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
+QUIET_S = 30.0
+"""Nothing new for so long: the plain output says what everybody does or waits for."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
@@ -21,6 +24,8 @@ class Snapshot:
     accuracy: float | None = None
     """Latest held-out score."""
     accuracy_version: int | None = None
+    coverage: float = 1.0
+    """Share of its episodes that could be graded: the others count as wrong."""
     staleness: float | None = None
     """Mean age at use of the latest step."""
     tokens_per_s: float | None = None
@@ -31,13 +36,14 @@ class Snapshot:
 
 
 class Progress:
-    """``show`` as often as you like; plain output prints only what is new."""
+    """``show`` as often as you like; plain output prints what is new, after a quiet while what everybody waits for."""
 
     def __init__(self, stream: TextIO | None = None, *, live: bool | None = None) -> None:
         self._stream = stream or sys.stdout
         self._is_live = self._stream.isatty() if live is None else live
         self._live: Any = None
         self._printed: tuple[int, int | None, str] | None = None
+        self._said_s: float | None = None
 
     def __enter__(self) -> Progress:
         if self._is_live:
@@ -58,9 +64,13 @@ class Progress:
             self._live.update(_block(snapshot))
             return
         state = (snapshot.version, snapshot.accuracy_version, snapshot.note)
-        if state != self._printed:
-            self._printed = state
+        is_quiet = self._said_s is not None and snapshot.elapsed_s - self._said_s >= QUIET_S
+        if state != self._printed or is_quiet:
+            self._printed, self._said_s = state, snapshot.elapsed_s
             self.say(plain_line(snapshot))
+            if is_quiet:
+                for name, text in snapshot.parts.items():
+                    self.say(f"          {name}: {text}")
 
     def say(self, line: str) -> None:
         """A line that stays."""
@@ -76,7 +86,8 @@ def plain_line(snapshot: Snapshot) -> str:
     if snapshot.reward is not None:
         cells.append(f"reward {snapshot.reward:.2f}")
     if snapshot.accuracy is not None:
-        cells.append(f"held-out {snapshot.accuracy:.2f} (v{snapshot.accuracy_version})")
+        graded = "" if snapshot.coverage == 1.0 else f", only {snapshot.coverage:.0%} graded"
+        cells.append(f"held-out {snapshot.accuracy:.2f} (v{snapshot.accuracy_version}{graded})")
     if snapshot.staleness is not None:
         cells.append(f"staleness {snapshot.staleness:.1f}")
     if snapshot.tokens_per_s is not None:

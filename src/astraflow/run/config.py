@@ -21,7 +21,7 @@ from astraflow.errors import AstraFlowError, ConfigError
 from astraflow.run.checks import check_recipe
 from astraflow.run.code_digest import code_digest
 from astraflow.run.layout import RunFolder, read_json
-from astraflow.run.overrides import apply_overrides
+from astraflow.run.overrides import apply_overrides, nearest_keyword
 from astraflow.run.recipe import Recipe
 from astraflow.run.task_record import describe_changed_tasks, record_tasks, without_tasks
 
@@ -60,7 +60,8 @@ def resolve(reference: str, overrides: Sequence[str] = (), seed: int | None = No
     except AstraFlowError:
         raise
     except Exception as error:
-        raise ConfigError(f"{reference}: recipe() raised {type(error).__name__}: {error}") from error
+        words = f"{type(error).__name__}: {error}{nearest_keyword(error, getattr(function, '__globals__', {}))}"
+        raise ConfigError(f"{reference}: recipe() raised {words}") from error
     if not isinstance(recipe, Recipe):
         raise ConfigError(f"{reference}: recipe() must return a Recipe, found {type(recipe).__name__}")
     recipe = apply_overrides(recipe, overrides)

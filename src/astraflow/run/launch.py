@@ -43,7 +43,10 @@ def launch(run: RunFolder, resolved: Resolved, *, listen: Listen, options: Launc
         progress.say(f"stopped; 'astraflow resume {run.path}' goes on")
         return 130
     except AstraFlowError:
-        progress.say(f"logs are in {run.logs}; 'astraflow resume {run.path}' goes on from the newest checkpoint")
+        progress.say(
+            f"logs are in {run.logs}; 'astraflow resume {run.path}' goes on from the newest checkpoint, "
+            "with the recipe and the workflow as they were; changed ones need a new run"
+        )
         raise
     ending = finish_run(run, resolved, wall_s=time.monotonic() - began)
     if options.json:

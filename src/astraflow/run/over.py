@@ -1,4 +1,4 @@
-"""A run that has ended: ``resume`` says so and starts nothing."""
+"""A run that has ended, by its steps or by an error: what the verbs say of it when nothing runs any more."""
 
 from __future__ import annotations
 
@@ -11,13 +11,30 @@ from astraflow.run.layout import RunFolder, read_json
 from astraflow.run.run_db import open_run_db
 
 
-def is_finished(run: RunFolder) -> bool:
-    """Every step committed and every evaluation done, as the ledger says; false where there is none yet."""
+def stored_state(run: RunFolder) -> tuple[str | None, str | None]:
+    """``running``, ``finished`` or ``failed`` as the ledger has it, and a failed one's error. None: no ledger yet."""
     if not run.database.exists():
-        return False
+        return None, None
     with open_run_db(run.database) as db:
-        row = db.connection.execute("SELECT value FROM meta WHERE key = 'state'").fetchone()
-    return row is not None and row[0] == "finished"
+        rows = db.connection.execute("SELECT key, value FROM meta WHERE key IN ('state', 'error')").fetchall()
+    found = {str(key): str(value) for key, value in rows}
+    return found.get("state"), found.get("error")
+
+
+def is_finished(run: RunFolder) -> bool:
+    """Every step committed and every evaluation done; false where there is no ledger yet."""
+    return stored_state(run)[0] == "finished"
+
+
+def over_words(run: RunFolder) -> str:
+    """One sentence on a run whose dataflow does not answer."""
+    state, error = stored_state(run)
+    if state == "finished":
+        return f"{run.path} has finished; 'astraflow ledger {run.path}' tells where everything went"
+    goes_on = f"'astraflow resume {run.path}' goes on with it"
+    if state == "failed":
+        return f"{run.path} failed: {error}; {goes_on}"
+    return f"{run.path} is stopped: no dataflow answers; {goes_on}"
 
 
 def say_finished(run: RunFolder, resolved: Resolved, *, as_json: bool) -> int:

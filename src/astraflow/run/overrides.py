@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import re
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -39,9 +40,10 @@ def is_node(value: Any) -> bool:
 
 
 def _names(node: Any) -> list[str]:
+    """Of a dict, or of an object or class of settings."""
     if isinstance(node, dict):
         return [str(key) for key in node]
-    if isinstance(node, msgspec.Struct):
+    if hasattr(node, "__struct_fields__"):
         return list(node.__struct_fields__)
     return [field.name for field in dataclasses.fields(node) if field.init]
 
@@ -150,3 +152,23 @@ def _nearest(root: Any, above: tuple[str, ...], path: tuple[str, ...]) -> str:
         return f"; did you mean {difflib.get_close_matches(wanted, candidates, n=1, cutoff=0.0)[0]}?"
     whole = difflib.get_close_matches(wanted, known, n=1, cutoff=0.5)
     return f"; did you mean {whole[0]}?" if whole else "; 'astraflow plan RECIPE' lists every setting"
+
+
+_KEYWORD = re.compile(r"(?:(\w+)\.__init__\(\) got an u|U)nexpected keyword argument '(\w+)'")
+
+
+def nearest_keyword(error: Exception, names: Mapping[str, Any]) -> str:
+    """For a recipe that misspelt a setting of an object that it makes: what was meant. ``names``: of its module."""
+    found = _KEYWORD.search(str(error)) if isinstance(error, TypeError) else None
+    if found is None:
+        return ""
+    kinds = [kind for kind in names.values() if isinstance(kind, type) and is_settings(kind)]
+    own = [kind for kind in kinds if kind.__name__ == found[1]] or kinds
+    known = sorted({name for kind in own for name in _names(kind)})
+    near = difflib.get_close_matches(found[2], known, n=1, cutoff=0.6)
+    return f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}" if found[1] else ""
+
+
+def is_settings(kind: type) -> bool:
+    """Whether its fields are settings."""
+    return dataclasses.is_dataclass(kind) or issubclass(kind, msgspec.Struct)

@@ -103,7 +103,7 @@ def plan_lines(plan: dict[str, Any]) -> list[str]:
     epochs = "" if epoch is None else f", an epoch is {epoch:g} steps"
     lines = [
         f"{plan['name']}: {plan['steps']} steps of {plan['episodes_per_step']} episodes "
-        f"(groups of {plan['group_size']}), {plan['episodes_in_all']} episodes in all",
+        f"(groups of {plan['group_size']}), {plan['episodes_in_all']} episodes in all; dropped groups come on top",
         f"tasks: {plan['tasks']}, {supply}{epochs}",
         f"evaluation: {plan['evaluations']} times {plan['evaluation_episodes']} episodes",
     ]

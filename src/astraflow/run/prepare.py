@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -18,14 +19,23 @@ Say = Callable[[str], None]
 
 
 def create_run(resolved: Resolved, run_dir: Path | None, *, say: Say = lambda _: None) -> RunFolder:
-    """A new run folder, complete: config.json is written last, so that a folder with it can be resumed."""
+    """A new run folder, complete: config.json is written last, so that a folder with it can be resumed.
+
+    Whatever goes wrong, no folder is left that was not there before.
+    """
     root = Path(os.environ.get("ASTRAFLOW_RUNS", "runs"))
     run = RunFolder(run_dir) if run_dir is not None else new_run_folder(root, resolved.recipe.name)
-    run.create()
-    Tokens.make(resolved.recipe.trainable).write(run.path)
-    asyncio.run(publish_initial(run, resolved.recipe, say))
-    write_json(run.tasks, record_tasks(resolved.recipe))
-    write_json(run.config, resolved.as_file())
+    is_ours = not run.path.exists()
+    try:
+        run.create()
+        Tokens.make(resolved.recipe.trainable).write(run.path)
+        asyncio.run(publish_initial(run, resolved.recipe, say))
+        write_json(run.tasks, record_tasks(resolved.recipe))
+        write_json(run.config, resolved.as_file())
+    except BaseException:
+        if is_ours:
+            shutil.rmtree(run.path, ignore_errors=True)
+        raise
     return run
 
 

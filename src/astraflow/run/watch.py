@@ -38,6 +38,7 @@ class Watch:
                 reward=None if last is None else last.metrics.get("reward/train"),
                 accuracy=None if newest is None else newest.score,
                 accuracy_version=None if newest is None else newest.version,
+                coverage=1.0 if newest is None else newest.coverage,
                 staleness=None if last is None else last.metrics.get("staleness/mean"),
                 tokens_per_s=self._rate(status),
                 parts=_parts(status),

@@ -15,6 +15,7 @@ import asyncio
 import errno
 import ipaddress
 import logging
+import socket
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
@@ -238,6 +239,15 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def require_port(host: str, port: int) -> None:
+    """Raises ConfigError if nothing could listen there now. Port 0 is any free one."""
+    try:
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+            return
+    except OSError as error:
+        raise ConfigError(_bind_sentence(host, port, error)) from error
 
 
 def _bind_sentence(host: str, port: int, error: OSError) -> str:

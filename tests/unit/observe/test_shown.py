@@ -69,3 +69,23 @@ def test_live_output_shows_what_each_part_waits_for() -> None:
         progress.say("[not markup]")
     assert "waits for a batch: 5/8 groups" in out.getvalue()
     assert "[not markup]" in out.getvalue()
+
+
+def test_a_quiet_while_says_what_everybody_waits_for() -> None:
+    out = io.StringIO()
+    parts = {"trainer main": "waits 60 s for a batch: 4/8 groups kept"}
+    with Progress(out) as progress:
+        for second in range(0, 71, 5):
+            progress.show(snapshot(elapsed_s=float(second), version=0, parts=parts))
+    line = "          trainer main: waits 60 s for a batch: 4/8 groups kept"
+    shown = ["[   0 s] step 0/60", "[  30 s] step 0/60", line, "[  60 s] step 0/60", line]
+    assert out.getvalue().splitlines() == shown
+
+
+def test_an_evaluation_that_could_not_be_graded_is_no_plain_zero() -> None:
+    held_out = plain_line(snapshot(accuracy=0.0, accuracy_version=0, coverage=0.25))
+    assert held_out == "[  81 s] step 12/60  held-out 0.00 (v0, only 25% graded)"
+
+
+def test_no_curve_has_a_negative_zero() -> None:
+    assert "-0.00" not in text_curve({"a": [(0.0, -0.001), (1.0, 1.0)]}, height=4)

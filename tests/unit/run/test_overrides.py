@@ -8,8 +8,9 @@ import pytest
 
 from astraflow.errors import ConfigError
 from astraflow.run.config import canonical_json, to_plain
-from astraflow.run.overrides import apply_overrides, settable_paths
-from astraflow.run.recipe import Recipe
+from astraflow.run.overrides import apply_overrides, nearest_keyword, settable_paths
+from astraflow.run.recipe import Policy, Recipe
+from astraflow.types import Sampling
 
 Build = Callable[..., Recipe]
 
@@ -121,3 +122,19 @@ def test_the_original_is_untouched(recipe_with: Build) -> None:
     apply_overrides(recipe, ["steps=3", "policies.main.trainer.lr=0.5"])
     assert recipe.steps == 10
     assert recipe.policies["main"].trainer.lr == 2e-5
+
+
+@pytest.mark.parametrize(
+    ("make", "hint"),
+    [
+        (lambda: Recipe(groupsize=8), "; did you mean group_size?"),  # type: ignore[call-arg]
+        (lambda: Policy(model="m", max_stale=1), "; did you mean max_staleness?"),  # type: ignore[call-arg]
+        (lambda: Sampling(max_token=8), "; did you mean max_tokens?"),  # type: ignore[call-arg]
+        (lambda: int("x"), ""),
+        (lambda: len(1, 2), ""),  # type: ignore[call-arg, arg-type]
+    ],
+)
+def test_a_setting_that_a_recipe_misspells_names_the_nearest(make: Callable[[], object], hint: str) -> None:
+    with pytest.raises((TypeError, ValueError)) as error:
+        make()
+    assert nearest_keyword(error.value, {"Recipe": Recipe, "Policy": Policy, "Sampling": Sampling, "x": 1}) == hint

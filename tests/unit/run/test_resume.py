@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,12 @@ from astraflow.dataflow.ledger import Ledger, StoredState
 from astraflow.dataflow.store import Store, connect, lock_run
 from astraflow.errors import ConfigError, Conflict
 from astraflow.run.changed_tasks import accept_changed_tasks
+from astraflow.run.cli import main
 from astraflow.run.config import Resolved, load_config, resolve
 from astraflow.run.layout import RunFolder, write_json
 from astraflow.run.over import is_finished, say_finished
+from astraflow.run.prepare import create_run
+from astraflow.run.recipe import Policy, Recipe
 from astraflow.run.spec import run_spec
 from astraflow.run.task_record import changed_digests, describe_changed_tasks, record_tasks, without_tasks
 from astraflow.tasks.generated import GeneratedTasks
@@ -248,3 +252,43 @@ def test_a_failed_run_goes_on_from_resume_and_from_nowhere_else(
     from astraflow.run.launch import LaunchOptions
 
     assert (seen, LaunchOptions().although_failed) == ([True], False)
+
+
+@pytest.mark.parametrize(
+    ("state", "words", "code"),
+    [
+        ("running", "is stopped: no dataflow answers; 'astraflow resume", 1),
+        ("failed", "failed: no luck; 'astraflow resume", 1),
+        ("finished", "has finished; 'astraflow ledger", 0),
+    ],
+)
+def test_status_of_a_run_that_is_over_says_how_it_ended(
+    started: RunFolder, state: str, words: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store(connect(started.database))
+    store.set("state", state)
+    if state == "failed":
+        store.set("error", "no luck")
+    store.connection.close()
+    assert main(["status", str(started.path)]) == code
+    assert words in capsys.readouterr().out
+    assert main(["status", str(started.path), "--json"]) == code
+    found = json.loads(capsys.readouterr().out)
+    assert (found["state"], found["error"]) == (state, "no luck" if state == "failed" else None)
+
+
+def test_a_run_that_could_not_be_made_leaves_no_folder(
+    tmp_path: Path, recipe_with: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASTRAFLOW_RUNS", str(tmp_path / "runs"))
+    missing = recipe_with(policies={"main": Policy(model=str(tmp_path / "nowhere"))})
+    resolved = Resolved(recipe=missing, reference="r", overrides=(), seed=None, config={}, digest="d", code_digest="c")
+    with pytest.raises(ConfigError, match="nowhere"):
+        create_run(resolved, None)
+    assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs").iterdir())
+    kept = tmp_path / "mine"
+    kept.mkdir()
+    (kept / "notes.txt").write_text("keep me")
+    with pytest.raises(ConfigError, match="nowhere"):
+        create_run(resolved, kept)
+    assert (kept / "notes.txt").exists()

@@ -38,8 +38,10 @@ def main(args: Args) -> int:
     from astraflow.run.prepare import create_run
     from astraflow.run.supervisor import Listen
     from astraflow.run.tls import server_context
+    from astraflow.wire.server import require_port
 
     server_context(args.tls_cert, args.tls_key)
+    require_port(args.host, args.port)  # before a folder is made for a run that could not begin
     resolved = resolve(args.recipe, args.set, args.seed)
     run = create_run(resolved, args.run_dir, say=lambda line: None if args.json else print(line, flush=True))
     listen = Listen(host=args.host, port=args.port, tls_cert=args.tls_cert, tls_key=args.tls_key)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tyro.conf import Positional
+
+if TYPE_CHECKING:
+    from astraflow.wire.messages import StatusReply
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +29,8 @@ def main(args: Args) -> int:
     from astraflow.wire.finite import require_finite
 
     status = asyncio.run(_ask(args.run))
+    if status is None:
+        return _over(Path(args.run), as_json=args.json)
     if args.json:
         require_finite(status)
         print(msgspec.json.encode(status).decode())
@@ -32,21 +39,36 @@ def main(args: Args) -> int:
     return 0
 
 
-async def _ask(run: str):  # type: ignore[no-untyped-def]
+def _over(path: Path, *, as_json: bool) -> int:
+    """Nothing runs: what the ledger says. 0 if the run has finished, else 1."""
+    from astraflow.run.layout import RunFolder
+    from astraflow.run.over import over_words, stored_state
+
+    run = RunFolder(path)
+    state, error = stored_state(run)
+    print(json.dumps({"run": str(path), "state": state, "error": error}) if as_json else over_words(run))
+    return 0 if state == "finished" else 1
+
+
+async def _ask(run: str) -> StatusReply | None:
+    """None: of a run folder whose dataflow does not answer."""
     from astraflow.errors import ConfigError, Unavailable
     from astraflow.run.layout import RunFolder
     from astraflow.wire.client import HttpDataflow
     from astraflow.wire.tokens import Tokens, from_environment
 
-    if "://" in run:
+    is_url = "://" in run
+    if is_url:
         url, token = run, from_environment()
     else:
         folder = RunFolder(Path(run)).require()
+        if not folder.endpoint.exists():
+            return None
         url, token = folder.url(), Tokens.read(folder.path).operator
     async with HttpDataflow(url, token, retry_s=2.0, timeout_s=10.0) as client:
         try:
             return await client.status()
         except Unavailable as error:
-            raise ConfigError(
-                f"no dataflow answers at {url}: the run is not going on (astraflow resume {run})"
-            ) from error
+            if not is_url:
+                return None
+            raise ConfigError(f"no dataflow answers at {url}: it has ended, or is not reached from here") from error
