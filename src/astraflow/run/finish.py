@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from astraflow.observe.curve import Points, save_curve, text_curve
@@ -89,15 +92,22 @@ def ending_lines(run: RunFolder, ending: Ending, policies: Sequence[str]) -> lis
     out.append(f"steps              {summary['steps']}{took}")
     out.append(f"ledger             {ledger_line(ending.ledger)}")
     out.append(f"curve              {run.curve}")
+    command = how_to_call()
     which = "" if len(policies) == 1 else f" --policy {policies[0]}" if policies else ""
     out += [
         "",
         "next:",
-        f"  astraflow models export {run.path}{which} my-model    # a folder that from_pretrained loads",
-        f"  astraflow ledger {run.path}                # where every episode went",
-        f"  astraflow trace {run.path} 1/0             # the journey of one episode",
+        f"  {command} models export {run.path}{which} my-model    # a folder that from_pretrained loads",
+        f"  {command} ledger {run.path}                # where every episode went",
+        f"  {command} trace {run.path} 1/0             # the journey of one episode",
     ]
     return out
+
+
+def how_to_call() -> str:
+    """``astraflow`` where a shell finds it, else as this process was called: ``.venv/bin/astraflow``."""
+    called = sys.argv[0]
+    return called if Path(called).name == "astraflow" and shutil.which("astraflow") is None else "astraflow"
 
 
 def ledger_line(ledger: dict[str, Any]) -> str:

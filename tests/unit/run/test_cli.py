@@ -133,3 +133,21 @@ def test_a_bench_that_finds_something_wrong_says_so_by_its_exit_code(
     monkeypatch.setattr(chaos, "main", lambda: found)
     assert main(["bench", "chaos", "--json"]) == code
     assert json.loads(capsys.readouterr().out) == found
+
+
+@pytest.mark.parametrize(
+    ("called", "on_path", "shown"),
+    [
+        (".venv/bin/astraflow", None, ".venv/bin/astraflow"),
+        (".venv/bin/astraflow", "/usr/bin/astraflow", "astraflow"),
+        ("/x/cli.py", None, "astraflow"),
+    ],
+)
+def test_what_comes_next_can_be_typed_as_it_is_shown(
+    called: str, on_path: str | None, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from astraflow.run import finish
+
+    monkeypatch.setattr(sys, "argv", [called])
+    monkeypatch.setattr(finish.shutil, "which", lambda _: on_path)
+    assert finish.how_to_call() == shown
