@@ -42,6 +42,13 @@ class UnitTable:
     """[U]"""
     baseline_key: tuple[str, ...]
     """[U]: never empty."""
+    dataset: str = ""
+    """Of the group's task; empty: not known."""
+    score: Array | None = None
+    """float64 [U]: the episode's own score, all roles and policies together; NaN where it has none. None: not known."""
+    without: Array | None = None
+    """float64 [U]: that score had this unit's role done nothing (the workflow's feature ``without/ROLE``); NaN where
+    the workflow did not say. None: not known."""
 
     def __len__(self) -> int:
         return len(self.role)
@@ -74,6 +81,9 @@ class Admission:
     task: Task
     episodes: int
     """Size of the group."""
+    older_share: float = 0.0
+    """In [0, 1]: chance that a turn is sampled by an older version, where the engine holds one (``version_choice`` of
+    the lease). Its tokens carry that version: the staleness bound holds as ever."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,6 +100,8 @@ class PolicyRoom:
     """Settled, kept, in no batch yet."""
     batched_groups: int
     steps_left: int
+    replayed_groups: int = 0
+    """Of the next batch's groups, how many will be replayed: fresh ones are needed for the others only."""
 
 
 @runtime_checkable
@@ -147,3 +159,33 @@ class ReadyGroup:
 class Select(Protocol):
     def pick(self, ready: Sequence[ReadyGroup], *, need: int, oldest_open: int | None) -> list[int]:
         """``need`` group ids in serving order, or an empty list: not yet."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredGroup:
+    """A group that was trained and may be again: young enough, in no batch that is under way."""
+
+    group: int
+    age: int
+    """Versions between its freshest sample and the step to come; within the bound."""
+    arrival: int
+    uses: int
+    """Batches that it was in so far; at least 1."""
+    advantage: float
+    """Mean |advantage| of its units, as it was trained."""
+
+
+@runtime_checkable
+class Replay(Protocol):
+    """A Select may also be one: some groups of a batch come again. They keep their behaviour log-probs and advantages.
+
+    Called when a batch may be cut. State changes only with an answer that is not empty.
+    """
+
+    def share(self, need: int) -> int:
+        """Most groups of a batch of ``need`` that may be replayed; fewer than ``need``."""
+
+    def pick_with(
+        self, ready: Sequence[ReadyGroup], stored: Sequence[StoredGroup], *, need: int, oldest_open: int | None
+    ) -> tuple[list[int], list[int]]:
+        """(fresh, replayed) groups, ``need`` in all and each in serving order, or two empty lists: not yet."""
