@@ -72,6 +72,8 @@ class GroupSummary:
     """Order of closing: the tie-break."""
     use: int = 0
     features: dict[str, Array] = field(default_factory=dict)
+    version: int = 0
+    """Committed steps of the policy when the group was settled."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
