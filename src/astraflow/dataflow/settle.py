@@ -126,10 +126,11 @@ def settle(
     arrival: int,
     policies: Mapping[str, bool],
     min_group: int,
+    versions: Mapping[str, int] | None = None,
 ) -> dict[str, Verdict]:
     """One verdict per trainable policy of ``policies`` (name → trainable); frozen ones have none.
 
-    ``episodes[i]`` is None when member i was lost or given up. Raises RunFailed when an algorithm raises or answers
+    ``versions``: of each policy now. ``episodes[i]`` is None when member i was lost or given up. Raises RunFailed when an algorithm raises or answers
     with the wrong shape: the group and the policy are named, nothing was changed.
     """
     if len(episodes) != size:
@@ -151,6 +152,7 @@ def settle(
             min_version=min(versions, default=None),
             arrival=arrival,
             features=features,
+            version=(versions or {}).get(policy, 0),
         )
         verdicts[policy] = _judge(pipeline, summary, references, min_group)
     return verdicts
