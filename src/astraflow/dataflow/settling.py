@@ -39,6 +39,7 @@ def _settle_one(ledger: Ledger, now: float, row: ReadyRow) -> None:
         arrival=row.arrival,
         policies={name: policy.trainable for name, policy in spec.policies.items()},
         min_group=spec.limits.counted_members(row.size),
+        versions=ledger.policies.versions,
     )
     curate = spec.pipeline.curate
     for policy, verdict in verdicts.items():
