@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
+from astraflow.algorithms.base import Admission
 from astraflow.dataflow.assign import assign
 from astraflow.dataflow.episodes import Place
 from astraflow.dataflow.groups import SUPERVISED
@@ -11,6 +13,7 @@ from astraflow.dataflow.ledger import Ledger
 from astraflow.dataflow.settle import asked
 from astraflow.errors import RunFailed
 from astraflow.observe.waits import WaitReason
+from astraflow.types import Task
 from astraflow.wire import messages as m
 
 TRAIN, EVAL = 0, 1
@@ -76,10 +79,22 @@ def _admit(ledger: Ledger, now: float, wanted: int) -> WaitReason | None:
         if admission is None:
             reason = WaitReason.NO_TASK
             break
-        if admission.episodes < 1:
-            raise RunFailed(f"{type(pipeline.curate).__name__}.next asked for {admission.episodes} episodes")
+        check_admission(admission, f"{type(pipeline.curate).__name__}.next")
         size = 1 if admission.task.workflow == SUPERVISED else admission.episodes
         ledger.groups.admit(now, task=admission.task, size=size)
         admitted += size
     ledger.save_algorithms()
     return reason
+
+
+def check_admission(answer: Any, what: str) -> None:
+    """Raises RunFailed unless it is a task that can be played, so many times. A source that has no such task has said
+    so itself when it was asked for it."""
+    task = getattr(answer, "task", None)
+    if not isinstance(answer, Admission) or not isinstance(task, Task):
+        found = type(answer).__name__ if task is None else f"one of {type(task).__name__}"
+        raise RunFailed(f"{what} must answer an Admission of a Task, or None, found {found}: there is no such task")
+    if not task.key:
+        raise RunFailed(f"{what} answered a task of {task.dataset!r} without a key: there is no such task")
+    if isinstance(answer.episodes, bool) or not isinstance(answer.episodes, int) or answer.episodes < 1:
+        raise RunFailed(f"{what} asked for {answer.episodes} episodes of task {task.key!r}; at least 1 is needed")
