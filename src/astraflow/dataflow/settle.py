@@ -130,8 +130,8 @@ def settle(
 ) -> dict[str, Verdict]:
     """One verdict per trainable policy of ``policies`` (name → trainable); frozen ones have none.
 
-    ``versions``: of each policy now. ``episodes[i]`` is None when member i was lost or given up. Raises RunFailed when an algorithm raises or answers
-    with the wrong shape: the group and the policy are named, nothing was changed.
+    ``versions``: of each policy now. ``episodes[i]`` is None when member i was lost or given up. Raises RunFailed when
+    an algorithm raises or answers with the wrong shape: the group and the policy are named, nothing was changed.
     """
     if len(episodes) != size:
         raise RunFailed(f"group {group} has {size} members, found {len(episodes)} episodes to settle")
@@ -141,7 +141,7 @@ def settle(
     for policy in sorted(name for name, trainable in policies.items() if trainable):
         references = list(samples_of(group, episodes, policy))
         units = units_of(references)
-        versions = [ref.sample.min_version for ref in references if ref.sample.min_version is not None]
+        sampled_by = [ref.sample.min_version for ref in references if ref.sample.min_version is not None]
         summary = GroupSummary(
             group=group,
             policy=policy,
@@ -149,7 +149,7 @@ def settle(
             size=size,
             outcomes=outcomes,
             units=units,
-            min_version=min(versions, default=None),
+            min_version=min(sampled_by, default=None),
             arrival=arrival,
             features=features,
             version=(versions or {}).get(policy, 0),
