@@ -29,6 +29,7 @@ AstraFlowError
   EpisodeError             ends one episode, never the worker
     EpisodeTruncated         a turn was cut or a limit reached: no further turn, the episode ends as truncated
     EpisodeOver              an agent was asked after its episode had ended
+      SpawnRefused           no further agent: a limit of depth, children or agents was reached; may be caught
     EngineFailed             the engine could not answer: failed(infra)
     EnvFailed                the environment broke: failed(env)
     GraderFailed             the grader raised, hung or gave no number: failed(grader)
@@ -146,6 +147,9 @@ class EpisodeOver(EpisodeError): ...
 
 
 class EngineFailed(EpisodeError): ...
+class SpawnRefused(EpisodeTruncated): ...
+
+
 
 
 class EnvFailed(EpisodeError): ...

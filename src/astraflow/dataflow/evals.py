@@ -27,7 +27,7 @@ class Evals:
         if spec is None or not self._policies.complete:
             return False
         manifest = self._policies.newest[policy]
-        if not spec.due(manifest.version, steps=self._spec.steps if policy in self._spec.trainable else 0):
+        if not spec.due(manifest.version, steps=self._policies.steps[policy]):
             return False
         opened = self._store.run(
             "INSERT INTO evals (policy, version, digest, dataset, state, episodes, left_groups, opened_at) "

@@ -153,7 +153,7 @@ class Ledger:
         """Every trainable policy has its steps and no evaluation is open."""
         if self.state != "running" or not self.policies.complete or self.evals.open:
             return False
-        if any(self.policies.versions[policy] < self.spec.steps for policy in self.spec.trainable):
+        if not all(self.trained_out(policy) for policy in self.spec.trainable):
             return False
         self.store.set("state", "finished")
         self.store.set("ended_at", now)
@@ -169,7 +169,7 @@ class Ledger:
 
     def trained_out(self, policy: str) -> bool:
         """Whether this policy has all its steps."""
-        return self.policies.versions[policy] >= self.spec.steps
+        return self.policies.versions[policy] >= self.policies.steps[policy]
 
     def cut_groups(self, policy: str, picked: Sequence[int]) -> list[CutGroup]:
         """The picked kept groups with what was settled for them."""

@@ -20,6 +20,8 @@ class Policies:
         self.newest: dict[str, Manifest] = {}
         self.published: set[tuple[str, int, str]] = set()
         self.versions: dict[str, int] = {}
+        self.steps: dict[str, int] = {}
+        """Committed versions at which each policy ends: the recipe's, or where it was frozen."""
         self.changes = 0
         """Grows with every change of these memories: whoever rolls a change back must reload."""
 
@@ -35,6 +37,7 @@ class Policies:
         self.newest = {}
         self.published = set()
         self.versions = dict(self._store.all("SELECT name, version FROM policies"))
+        self.steps = {name: self._ends(name) for name in self._spec.policies}
         for policy, version, digest in self._store.all("SELECT policy, version, digest FROM publications"):
             self.published.add((policy, version, digest))
         for policy, blob in self._store.all(
@@ -42,6 +45,19 @@ class Policies:
             "JOIN policies n ON n.name = p.policy AND n.serial = p.serial"
         ):
             self.newest[policy] = decode(blob, Manifest)
+
+    def _ends(self, policy: str) -> int:
+        frozen = self._store.get(_frozen(policy))
+        return self._spec.steps_of(policy) if frozen is None else int(frozen)
+
+    def freeze(self, now: float, policy: str) -> int:
+        """It ends at the version that it has: it plays on and is trained no more. Returns that version."""
+        version = self.versions[policy]
+        self._store.set(_frozen(policy), version)
+        self.changes += 1
+        self.steps[policy] = version
+        self._store.event(now, "frozen", policy=policy, version=version)
+        return version
 
     @property
     def complete(self) -> bool:
@@ -131,3 +147,7 @@ class Policies:
             digest,
         )
         return decode(row[0], Manifest) if row else None
+
+
+def _frozen(policy: str) -> str:
+    return f"frozen/{policy}"

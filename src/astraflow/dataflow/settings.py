@@ -23,10 +23,14 @@ class PolicySpec:
     max_staleness: int = 1
     """Bound on (version that the step starts from) - (oldest version of a sample); 0 is on-policy."""
     groups_per_batch: int = 8
+    steps: int | None = None
+    """Committed versions at which it ends; None: the run's."""
 
     def __post_init__(self) -> None:
         _at_least("PolicySpec.max_staleness", self.max_staleness, 0)
         _at_least("PolicySpec.groups_per_batch", self.groups_per_batch, 1)
+        if self.steps is not None:
+            _at_least("PolicySpec.steps", self.steps, 0)
 
     @property
     def room(self) -> int:
@@ -135,7 +139,7 @@ class RunSpec:
     run: str
     seed: int = 0
     steps: int
-    """Committed versions at which every trainable policy ends."""
+    """Committed versions at which a trainable policy ends that has no ``steps`` of its own."""
     policies: dict[str, PolicySpec]
     roles: dict[str, str]
     """Role of the workflow to policy."""
@@ -161,6 +165,12 @@ class RunSpec:
     @property
     def trainable(self) -> tuple[str, ...]:
         return tuple(name for name, spec in self.policies.items() if spec.trainable)
+
+    def steps_of(self, policy: str) -> int:
+        """Committed versions at which a policy ends; a frozen one has none to make."""
+        spec = self.policies[policy]
+        own = self.steps if spec.steps is None else spec.steps
+        return own if spec.trainable else 0
 
     @property
     def evaluated(self) -> str:

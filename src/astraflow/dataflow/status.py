@@ -55,7 +55,7 @@ def _policy(ledger: Ledger, now: float, policy: str) -> m.PolicyStatus:
         policy=policy,
         trainable=trainable,
         version=ledger.policies.versions[policy],
-        steps=ledger.spec.steps if trainable else 0,
+        steps=ledger.policies.steps[policy],
         groups=groups,
         staleness={str(age): count for age, count in ages},
         waits=(starved_words(ledger, policy) or lacks(ledger, now, policy)) if trainable else "",

@@ -80,7 +80,7 @@ def _publish_resumed(ledger: Ledger, now: float, request: m.ResumeRequest, known
 
 def _resumed(ledger: Ledger, policy: str, epoch: int, undone: tuple[int, ...]) -> m.ResumeReply:
     return m.ResumeReply(
-        trainer_epoch=epoch, undone=undone, steps=ledger.spec.steps, finished=ledger.trained_out(policy)
+        trainer_epoch=epoch, undone=undone, steps=ledger.policies.steps[policy], finished=ledger.trained_out(policy)
     )
 
 

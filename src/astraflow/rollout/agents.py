@@ -9,9 +9,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from astraflow.engines.base import Engine, GenerateReply, GenerateRequest
-from astraflow.errors import BadRequest, EngineFailed, EpisodeOver, EpisodeTruncated
+from astraflow.errors import BadRequest, EngineFailed, EpisodeOver, EpisodeTruncated, SpawnRefused
 from astraflow.observe.waits import Wait
 from astraflow.rollout.conversation import Conversation, Prompt
+from astraflow.rollout.settings import TreeLimits
 from astraflow.rollout.template import ChatTemplate
 from astraflow.rollout.workflow import Message, Reply
 from astraflow.types import Lease, Sampling, StopReason, Trajectory
@@ -46,12 +47,14 @@ class EpisodeAgents:
         seats: Mapping[str, Seat],
         *,
         max_turns: int = 64,
+        tree: TreeLimits | None = None,
         hold: Hold = holds_newest_only,
         waiting: Callable[[Wait], AbstractContextManager[None]] = lambda _: nullcontext(),
     ) -> None:
         self._lease = lease
         self._seats = seats
         self._max_turns = max_turns
+        self._tree = tree or TreeLimits()
         self._hold = hold
         self._waiting = waiting
         self._agents: list[RecordedAgent] = []
@@ -62,14 +65,29 @@ class EpisodeAgents:
         self._asking: set[asyncio.Task[GenerateReply]] = set()
         self.cut: str | None = None
         """Why no further turn may be asked for, once a turn was cut or a limit reached (F26)."""
+        self.refused: str | None = None
+        """Why an agent was refused, last: the episode's end only if the workflow lets it pass."""
 
     def __getitem__(self, role: str) -> RecordedAgent:
         if role not in self._first:
-            self._first[role] = self._make(role, parent=None)
+            self._first[role] = self._make(role, parent=None, place=role)
         return self._first[role]
 
     def spawn(self, role: str) -> RecordedAgent:
-        return self._make(role, parent=self._latest)
+        return self._make(role, parent=self._latest, place=f"{role}#{len(self._agents)}")
+
+    def spawn_below(self, above: RecordedAgent, role: str) -> RecordedAgent:
+        """No slot is held while an agent waits for its children: any tree within the limits ends (F83)."""
+        for what, found, most in (
+            ("depth", above.depth, self._tree.depth),
+            ("children", above.children, self._tree.children),
+        ):
+            if found >= most:
+                raise SpawnRefused(self._refuse(f"{above.name} may not spawn {role!r}: the limit of {what} is {most}"))
+        place = f"{above.place}/{role}#{above.children}"
+        child = self._make(role, parent=above.latest, place=place, depth=above.depth + 1)
+        above.children += 1
+        return child
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -88,12 +106,20 @@ class EpisodeAgents:
         if self._asking:
             await asyncio.wait(set(self._asking), timeout=5.0)
 
-    def _make(self, role: str, *, parent: int | None) -> RecordedAgent:
+    def _refuse(self, why: str) -> str:
+        self.refused = why
+        return why
+
+    def _make(self, role: str, *, parent: int | None, place: str, depth: int = 0) -> RecordedAgent:
         if role not in self._seats:
             raise KeyError(f"no role {role!r}; the recipe's roles: {', '.join(sorted(self._seats))}")
+        if len(self._agents) >= self._tree.agents:
+            raise SpawnRefused(self._refuse(f"the limit of {self._tree.agents} agents an episode was reached"))
         number = sum(agent.role == role for agent in self._agents) + 1
         name = role if number == 1 else f"{role}#{number}"
-        agent = RecordedAgent(self, name=name, role=role, seat=self._seats[role], parent=parent)
+        agent = RecordedAgent(
+            self, name=name, role=role, seat=self._seats[role], parent=parent, place=place, depth=depth
+        )
         self._agents.append(agent)
         return agent
 
@@ -134,13 +160,28 @@ class EpisodeAgents:
 class RecordedAgent:
     """``Agent``: see ``rollout.workflow``."""
 
-    def __init__(self, agents: EpisodeAgents, *, name: str, role: str, seat: Seat, parent: int | None) -> None:
+    def __init__(
+        self,
+        agents: EpisodeAgents,
+        *,
+        name: str,
+        role: str,
+        seat: Seat,
+        parent: int | None,
+        place: str,
+        depth: int,
+    ) -> None:
         self.name = name
         self.role = role
+        self.place = place
+        """In the tree: the same in a re-run, in whatever order concurrent agents are made and speak."""
+        self.depth = depth
+        self.children = 0
         self.conversation = Conversation(seat.template)
         self._agents = agents
         self._seat = seat
         self._parent = parent
+        self._asked = 0
 
     @property
     def trajectory(self) -> Trajectory:
@@ -152,13 +193,23 @@ class RecordedAgent:
             turns=tuple(self.conversation.turns),
         )
 
+    @property
+    def latest(self) -> int | None:
+        """Its last turn; before the first one, the turn that it was made in."""
+        turns = self.conversation.turns
+        return turns[-1].index if turns else self._parent
+
+    def spawn(self, role: str) -> RecordedAgent:
+        return self._agents.spawn_below(self, role)
+
     async def chat(self, messages: Sequence[Message], *, max_tokens: int | None = None) -> Reply:
         """Raises EpisodeTruncated after a cut turn or at a limit, EpisodeOver after the episode's end, EngineFailed,
         and BadRequest (prompt_too_long, or messages that the template refuses)."""
         agents = self._agents
         index = agents._take_turn()
         prompt = self.conversation.prompt(messages)
-        sampling = self._sampling(index, prompt, max_tokens)
+        sampling = self._sampling(prompt, max_tokens)
+        self._asked += 1
         reply = await agents._generate(self._seat, prompt, sampling)
         if reply.stop_reason is StopReason.CANCELLED:
             raise EngineFailed(f"{self._seat.policy}: the engine cancelled turn {index}")
@@ -168,7 +219,7 @@ class RecordedAgent:
             agents.cut = f"turn {index} of {self.name} was cut after {len(reply.tokens)} tokens"
         return Reply(text=text, turn=index, stop_reason=reply.stop_reason, tokens=tuple(reply.tokens.tolist()))
 
-    def _sampling(self, index: int, prompt: Prompt, max_tokens: int | None) -> Sampling:
+    def _sampling(self, prompt: Prompt, max_tokens: int | None) -> Sampling:
         """``max_tokens`` within the room that the context leaves (F28), and this call's own seed (F65)."""
         base = self._seat.sampling
         context = self._seat.engine.info().max_context
@@ -186,11 +237,12 @@ class RecordedAgent:
             top_k=base.top_k,
             stop=base.stop,
             stop_token_ids=base.stop_token_ids,
-            seed=call_seed(self._agents._lease.seed, index),
+            seed=call_seed(self._agents._lease.seed, self.place, self._asked),
         )
 
 
-def call_seed(lease_seed: int, turn: int) -> int:
-    """Of one reply: siblings have other lease seeds, turns other numbers, a re-run has both again. In [0, 2**63)."""
-    raw = hashlib.blake2b(f"{lease_seed}/{turn}".encode(), digest_size=8).digest()
+def call_seed(lease_seed: int, place: str, turn: int) -> int:
+    """Of an agent's n-th reply: siblings have other lease seeds, agents other places in the tree, turns other numbers;
+    a re-run has all of them again, however concurrent agents overtake each other. In [0, 2**63)."""
+    raw = hashlib.blake2b(f"{lease_seed}/{place}/{turn}".encode(), digest_size=8).digest()
     return int.from_bytes(raw, "big") >> 1

@@ -17,6 +17,7 @@ from astraflow.observe.waits import WAITING, Waiting
 from astraflow.rollout.agents import PROMPT_TOO_LONG, EpisodeAgents, Hold, Seat, holds_newest_only
 from astraflow.rollout.loop_guard import PLAYING
 from astraflow.rollout.score import UnknownName, resolve
+from astraflow.rollout.settings import TreeLimits
 from astraflow.rollout.workflow import Reward, Workflow
 from astraflow.types import Episode, FailureKind, Lease, Outcome, Purpose, Sampling
 
@@ -43,6 +44,7 @@ class WorkflowPlayer:
     eval_sampling: Mapping[str, Sampling] = field(default_factory=dict)
     """Role → sampling of evaluation episodes; a role not named: its own with temperature 0."""
     max_turns: int = 64
+    tree: TreeLimits = field(default_factory=TreeLimits)
     cancel_grace_s: float = 5.0
     hold: Hold = holds_newest_only
     clock: Clock = field(default_factory=SystemClock)
@@ -54,7 +56,12 @@ class WorkflowPlayer:
     async def __call__(self, lease: Lease) -> Episode:
         began = self.clock.monotonic()
         agents = EpisodeAgents(
-            lease, self._seats_for(lease), max_turns=self.max_turns, hold=self.hold, waiting=self.waiting
+            lease,
+            self._seats_for(lease),
+            max_turns=self.max_turns,
+            tree=self.tree,
+            hold=self.hold,
+            waiting=self.waiting,
         )
         running = asyncio.ensure_future(self._run(lease, agents))
         try:
@@ -108,8 +115,9 @@ class WorkflowPlayer:
         except asyncio.CancelledError:
             return failed(lease, FailureKind.WORKFLOW, "the workflow cancelled itself", wall_s=wall_s)
         except Exception as error:  # noqa: BLE001 - whatever user code raises is a failed episode, not a dead worker
-            if agents.cut is not None and first_of(error, (EpisodeTruncated,)) is not None:
-                return _truncated(lease, agents, wall_s)
+            limit = agents.cut or agents.refused
+            if limit is not None and first_of(error, (EpisodeTruncated,)) is not None:
+                return _truncated(lease, agents, limit, wall_s)
             kind, message = classify(error)
             return failed(lease, kind, message, wall_s=wall_s)
         return Episode(
@@ -121,13 +129,13 @@ class WorkflowPlayer:
         )
 
 
-def _truncated(lease: Lease, agents: EpisodeAgents, wall_s: float) -> Episode:
-    """The workflow let EpisodeTruncated pass: its turns stand, none is scored."""
+def _truncated(lease: Lease, agents: EpisodeAgents, limit: str, wall_s: float) -> Episode:
+    """The workflow let EpisodeTruncated (or SpawnRefused) pass: its turns stand, none is scored."""
     return Episode(
         task_key=lease.task.key,
         outcome=Outcome.TRUNCATED,
         trajectories=agents.trajectories,
-        error=agents.cut,
+        error=limit,
         wall_s=wall_s,
     )
 

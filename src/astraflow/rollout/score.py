@@ -61,6 +61,10 @@ def _check_names(reward: Reward, trajectories: Sequence[Trajectory], roles: Sequ
     for role in reward.roles:
         if role not in roles:
             raise UnknownName(f"Reward names role {role!r}; the recipe's roles: {', '.join(sorted(roles))}")
+    spoke = {trajectory.role for trajectory in trajectories}
+    for role, value in reward.roles.items():
+        if value is not None and role not in spoke:
+            raise UnknownName(f"Reward gives role {role!r} {value!r}, but it never spoke in this episode; give it None")
     turns = {turn.index for trajectory in trajectories for turn in trajectory.turns}
     for index in (*reward.turns, *reward.baseline_keys):
         if index not in turns:

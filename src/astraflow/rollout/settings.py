@@ -9,6 +9,23 @@ from astraflow.types import Sampling
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TreeLimits:
+    """How large an episode's tree of agents may grow. What is refused, the workflow may catch and do without."""
+
+    agents: int = 256
+    """All of them together."""
+    depth: int = 8
+    """Generations of sub-agents below an agent of the workflow's own; 0: none."""
+    children: int = 32
+    """Sub-agents of one agent."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("agents", 1), ("depth", 0), ("children", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"TreeLimits.{name} must be at least {least}, found {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutSettings:
     """How one rollout service plays episodes. Durations in seconds."""
 
@@ -22,6 +39,8 @@ class RolloutSettings:
     """Roles whose training episodes are sampled otherwise."""
     max_turns: int = 64
     """Replies of one episode, all agents together; asking for more ends it as truncated."""
+    tree: TreeLimits = field(default_factory=TreeLimits)
+    """Of the agents of one episode."""
     lease_wait_s: float = 5.0
     """Long poll for a lease."""
     drain_grace_s: float = 10.0

@@ -80,6 +80,7 @@ class ChatTemplate:
         self._split = re.compile("|".join(re.escape(t) for t in sorted(self._added, key=len, reverse=True)) or r"(?!)")
         self._template = _compile(template)
         self._bos = self._added.get(self._names.get("bos_token", ""))
+        self._unknown = self._harmless_unknown()
         self._adds_bos = self._decide_bos(bos)
         self._openings: OrderedDict[tuple[str, ...], tuple[Rendered, tuple[int, ...]]] = OrderedDict()
 
@@ -163,6 +164,12 @@ class ChatTemplate:
     def eos_id(self) -> int | None:
         return self._added.get(self._names.get("eos_token", ""))
 
+    def _harmless_unknown(self) -> frozenset[int]:
+        """The token for characters that are not in the alphabet, unless the template writes the same one as control."""
+        others = [text for name, text in self._names.items() if name != "unk_token"]
+        unknown = self._names.get("unk_token", "")
+        return frozenset() if unknown in others or unknown not in self._added else frozenset({self._added[unknown]})
+
     def _decide_bos(self, bos: bool | None) -> bool:
         if bos and self._bos is None:
             raise ConfigError(f"bos=True, but the tokenizer has no bos_token; it has {sorted(self._names)}")
@@ -202,7 +209,7 @@ class ChatTemplate:
 
     def _encode_plain(self, text: str, mark: str) -> list[int]:
         ids: list[int] = self._plain.encode(text.replace(mark, ""), add_special_tokens=False).ids
-        if not self.control_ids.isdisjoint(ids):
+        if not (self.control_ids - self._unknown).isdisjoint(ids):
             raise BadRequest("a message's text encodes to a control token; this tokenizer cannot take it safely")
         return ids
 

@@ -56,13 +56,18 @@ class Agent(Protocol):
     async def chat(self, messages: Sequence[Message], *, max_tokens: int | None = None) -> Reply:
         """The next reply to this history. A history that extends an earlier one of this agent continues its sample."""
 
+    def spawn(self, role: str) -> Agent:
+        """A sub-agent of the role, child of this agent's latest turn, which may spawn in its turn. Raises SpawnRefused
+        at the recipe's limits of depth, children and agents: who catches it goes on without, else the episode ends as
+        truncated."""
+
 
 class Agents(Protocol):
     def __getitem__(self, role: str) -> Agent:
         """The role's first agent. Raises KeyError with the known roles."""
 
     def spawn(self, role: str) -> Agent:
-        """A further agent of the role, child of the latest turn."""
+        """A further agent of the role, child of the latest turn. Raises SpawnRefused at the limit of agents."""
 
 
 class Workflow(Protocol):

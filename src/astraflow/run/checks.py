@@ -94,11 +94,11 @@ def _ends(recipe: Recipe) -> Iterator[str]:
     curate = getattr(recipe.pipeline, "curate", None)
     most = None if curate is None else most_groups(curate)
     for name in recipe.trainable:
-        batch = recipe.policies[name].groups_per_batch
-        if most is not None and most < recipe.steps * batch:
+        batch, steps = recipe.policies[name].groups_per_batch, recipe.steps_of(name)
+        if most is not None and most < steps * batch:
             yield (
-                f"Recipe.steps {recipe.steps} of Recipe.policies[{name!r}].groups_per_batch {batch} need "
-                f"{recipe.steps * batch} groups, but {type(curate).__name__} gives only {most} before its tasks are "
+                f"Recipe.steps {steps} of Recipe.policies[{name!r}].groups_per_batch {batch} need "
+                f"{steps * batch} groups, but {type(curate).__name__} gives only {most} before its tasks are "
                 "used up; raise its epochs (None: for ever), or lower steps or groups_per_batch"
             )
 
@@ -140,7 +140,7 @@ def _policy(recipe: Recipe, name: str, policy: Policy) -> Iterator[str]:
         )
     if policy.trainable:
         try:
-            policy.trainer.check_steps(recipe.steps)
+            policy.trainer.check_steps(recipe.steps_of(name))
         except ConfigError as error:
             yield f"{where}: {error}"
     context = model_context(policy)

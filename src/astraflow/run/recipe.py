@@ -43,6 +43,8 @@ class Policy:
     max_staleness: int = 2
     """Versions between the one that sampled a token and the one that its step starts from; 0 is on-policy."""
     groups_per_batch: int = 8
+    steps: int | None = None
+    """Committed versions at which this policy ends; None: ``Recipe.steps``. Others go on and play with its last one."""
     trainer: TrainerSettings = field(default_factory=TrainerSettings)
     engine: EngineSettings = field(default_factory=lambda: EngineSettings(versions_held=2))
     """Two versions: evaluation stays with the one that it began with while training moves on."""
@@ -50,6 +52,8 @@ class Policy:
     def __post_init__(self) -> None:
         _at_least("Policy.max_staleness", self.max_staleness, 0)
         _at_least("Policy.groups_per_batch", self.groups_per_batch, 1)
+        if self.steps is not None:
+            _at_least("Policy.steps", self.steps, 0)
 
     def folder(self, say: Callable[[str], None] = lambda _: None) -> Path:
         """The model's folder, built when it is not there yet. Raises ConfigError."""
@@ -107,7 +111,7 @@ class Recipe:
     group_size: int = 8
     """Episodes of one task."""
     steps: int = 100
-    """Committed versions at which every trainable policy ends."""
+    """Committed versions at which a trainable policy ends that has no ``steps`` of its own."""
     seed: int = 0
     limits: Limits = field(default_factory=Limits)
     rollout: RolloutSettings = field(default_factory=RolloutSettings)
@@ -154,6 +158,11 @@ class Recipe:
     @property
     def trainable(self) -> tuple[str, ...]:
         return tuple(name for name, policy in self.policies.items() if policy.trainable)
+
+    def steps_of(self, policy: str) -> int:
+        """Committed versions at which a policy ends."""
+        own = self.policies[policy].steps
+        return self.steps if own is None else own
 
 
 def default_pipeline(recipe: Recipe) -> Pipeline:

@@ -98,6 +98,7 @@ def build_rollout(
         seats=seats,
         eval_sampling={} if evaluated is None else dict.fromkeys(seats, evaluated),
         max_turns=settings.max_turns,
+        tree=settings.tree,
         cancel_grace_s=settings.cancel_grace_s,
     )
     players: dict[str, Player] = {"": player, "supervised": Supervised(templates)}

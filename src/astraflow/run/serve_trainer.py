@@ -54,7 +54,9 @@ def build_trainer(
     """Blocking: loads the model."""
     recipe = resolved.recipe
     chosen = recipe.policies[policy]
-    backend = TorchBackend(chosen.folder(), chosen.trainer, steps=recipe.steps, temperature=recipe.sampling.temperature)
+    backend = TorchBackend(
+        chosen.folder(), chosen.trainer, steps=recipe.steps_of(policy), temperature=recipe.sampling.temperature
+    )
     return TrainLoop(
         identity=TrainerIdentity(
             policy=policy,

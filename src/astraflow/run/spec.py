@@ -30,6 +30,7 @@ def run_spec(resolved: Resolved, run: str) -> RunSpec:
                 trainable=policy.trainable,
                 max_staleness=policy.max_staleness,
                 groups_per_batch=policy.groups_per_batch,
+                steps=policy.steps,
             )
             for name, policy in recipe.policies.items()
         },

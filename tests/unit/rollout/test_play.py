@@ -227,8 +227,8 @@ def test_f65_every_call_has_its_own_seed(smollm2: ChatTemplate) -> None:
 
     found = [seed for index in range(4) for seed in run_virtual(lambda index=index: seeds(index))]
     assert len(set(found)) == 8 and None not in found
-    assert found[:2] == [call_seed(0, 0), call_seed(0, 1)] == run_virtual(lambda: seeds(0))
-    assert all(0 <= call_seed(2**62, turn) < 2**63 for turn in range(100))
+    assert found[:2] == [call_seed(0, "main", 0), call_seed(0, "main", 1)] == run_virtual(lambda: seeds(0))
+    assert all(0 <= call_seed(2**62, "main", turn) < 2**63 for turn in range(100))
 
 
 def test_evaluation_is_greedy_and_at_its_version(smollm2: ChatTemplate) -> None:

@@ -82,8 +82,10 @@ def test_a_role_that_spoke_and_got_nothing_is_the_grader_s_failure(reward: Rewar
         resolve(reward, TALK, roles=ROLES)
 
 
-def test_a_role_that_did_not_speak_needs_nothing() -> None:
-    assert rewards(Reward(solver=1.0, verifier=1.0, judge=0.0)) == {0: 1.0, 2: 1.0, 1: 1.0}
+def test_a_role_that_did_not_speak_needs_nothing_and_gets_nothing() -> None:
+    assert rewards(Reward(solver=1.0, verifier=1.0, judge=None)) == {0: 1.0, 2: 1.0, 1: 1.0}
+    with pytest.raises(UnknownName, match=r"gives role 'judge' 0.0, but it never spoke"):
+        resolve(Reward(solver=1.0, verifier=1.0, judge=0.0), TALK, roles=ROLES)
 
 
 def test_unknown_names_are_the_workflow_s_mistake() -> None:
