@@ -234,7 +234,6 @@ class Groups:
                 open_groups=alive.get((policy, "open"), 0) + alive.get((policy, "ready"), 0),
                 kept_groups=alive.get((policy, "kept"), 0),
                 batched_groups=alive.get((policy, "batched"), 0),
-                replayed_groups=self._replayed(policy),
                 steps_left=max(0, self._policies.steps[policy] - self._policies.versions[policy]),
             )
             for policy in self._spec.trainable
