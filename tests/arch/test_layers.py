@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-TORCH_FREE = ("dataflow", "algorithms", "wire", "observe", "tasks", "types", "errors", "clock")
+TORCH_FREE = ("dataflow", "algorithms", "wire", "observe", "tasks", "types", "errors", "clock", "loss_options")
 
 
 def test_import_contracts_hold(repo: Path) -> None:

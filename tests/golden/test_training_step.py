@@ -54,20 +54,21 @@ class Reference:
         mask = torch.from_numpy(row.mask)[1:]
         per_token = -logprobs if supervised else self.clipped(row, logprobs)
         kept = per_token[mask]
-        options = self.settings.loss
-        if options.aggregation == "token_mean":
+        aggregation, constant = self.settings.loss.aggregation_and_constant
+        if aggregation == "token_mean":
             return kept.sum() / batch.tokens
-        if options.aggregation == "sequence_mean":
+        if aggregation == "sequence_mean":
             return kept.mean() / batch.sequences
-        assert options.constant is not None
-        return kept.sum() / options.constant / batch.sequences
+        assert constant is not None
+        return kept.sum() / constant / batch.sequences
 
     def clipped(self, row: Row, logprobs: torch.Tensor) -> torch.Tensor:
         advantages = torch.zeros(len(row.tokens))
         for run in row.advantages:
             advantages[run.start : run.stop] = run.value
         ratio = (logprobs - torch.from_numpy(row.logprobs)[1:]).exp()
-        low, high = self.settings.loss.clip_low, self.settings.loss.clip_high
+        low = 0.2 if self.settings.loss.clip_low is None else self.settings.loss.clip_low
+        high = self.settings.loss.clip_high
         clipped = ratio.clamp(1 - low, 1 + (low if high is None else high))
         return -torch.minimum(advantages[1:] * ratio, advantages[1:] * clipped)
 

@@ -22,7 +22,7 @@ from astraflow.backends.masters import Masters, is_finite
 from astraflow.backends.models import as_bits, choose_device, choose_dtype, load_model, sliding_window, stored_dtypes
 from astraflow.backends.self_check import check_packing
 from astraflow.errors import ConfigError
-from astraflow.losses.base import LossInputs
+from astraflow.losses.base import LossInputs, LossOutput
 from astraflow.losses.choose import choose_loss
 from astraflow.losses.sft import sft
 from astraflow.observe.metrics import merge_means
@@ -54,7 +54,7 @@ class TorchBackend:
         self._temperature = settings.temperature or temperature
         if not self._temperature > 0:
             raise ConfigError(f"training needs a sampling temperature > 0, found {self._temperature}")
-        self._loss = choose_loss(settings.loss.name)
+        self._chosen = choose_loss(settings.loss.name)
         self._device = choose_device(device)
         self._stored = stored_dtypes(model_dir)
         self._model = load_model(model_dir, self._device)
@@ -161,7 +161,7 @@ class TorchBackend:
                 batch_tokens=batch.tokens,
                 batch_sequences=batch.sequences,
             )
-            output = sft(inputs, **self._sft_options) if kind else self._loss(inputs, **self.settings.loss.options)
+            output = self._sft(inputs) if kind else self._chosen.loss(inputs, **self.settings.loss.arguments)
             torch.autograd.backward(output.loss)
             total += float(output.loss.detach())
             metrics |= output.metrics
@@ -170,9 +170,9 @@ class TorchBackend:
         forward.logprobs.detach_()
         return total, gradient, metrics
 
-    @property
-    def _sft_options(self) -> dict[str, Any]:
-        return {"aggregation": self.settings.loss.aggregation, "constant": self.settings.loss.constant}
+    def _sft(self, inputs: LossInputs) -> LossOutput:
+        aggregation, constant = self.settings.loss.aggregation_and_constant
+        return sft(inputs, aggregation=aggregation, constant=constant)
 
     @torch.no_grad()
     def _collect_embedding(self, packed: PackedRow, inputs: Tensor) -> None:

@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
+from typing import NamedTuple
 
 from astraflow.errors import ConfigError
-from astraflow.losses.base import Loss
+from astraflow.losses.base import LossInputs, LossOutput
 from astraflow.losses.grpo import grpo
+from astraflow.losses.sft import sft
 
 
-def choose_loss(name: str) -> Loss:
-    """``grpo``, or ``package.module:function``. Raises ConfigError."""
-    if name == "grpo":
-        return grpo  # type: ignore[return-value]  # its options are named and typed, the protocol's are not
+class Chosen(NamedTuple):
+    """A loss as a backend uses it."""
+
+    loss: Callable[..., LossOutput]
+    prepare: Callable[..., LossInputs] | None = None
+    """``prepare(inputs, **options)``: what the loss decides over the whole batch (a budget, a normalisation), once,
+    without a gradient. Its result, cut into parts, is what the loss then gets. None: the loss needs no such thing."""
+
+
+LOSSES: dict[str, Chosen] = {
+    "grpo": Chosen(grpo),
+    "sft": Chosen(sft),
+}
+"""Options, ranges and needed columns of each are in ``astraflow.loss_options``."""
+
+
+def choose_loss(name: str) -> Chosen:
+    """One of ``LOSSES``, or ``package.module:function``. Raises ConfigError."""
+    if name in LOSSES:
+        return LOSSES[name]
     module, _, attribute = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
@@ -20,4 +39,4 @@ def choose_loss(name: str) -> Loss:
         raise ConfigError(f"LossSettings.name {name!r} cannot be imported: {error}") from error
     if not callable(found):
         raise ConfigError(f"LossSettings.name {name!r} is not callable")
-    return found  # type: ignore[no-any-return]
+    return Chosen(found)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 
 from astraflow.losses.aggregate import aggregate
-from astraflow.losses.base import LossInputs, LossOutput
+from astraflow.losses.base import LossInputs, LossOutput, checked
 
 MAX_LOG_RATIO = 20.0
 """exp overflows in fp32 at 88.7; a ratio of e^20 is far outside every clip range already."""
 
 
+@checked
 def grpo(
     inputs: LossInputs,
     *,

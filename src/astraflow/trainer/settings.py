@@ -6,56 +6,82 @@ import math
 from dataclasses import dataclass, field
 
 from astraflow.errors import ConfigError
+from astraflow.loss_options import AGGREGATIONS, LOSSES, Value, check_options
 
-AGGREGATIONS = ("token_mean", "sequence_mean", "sequence_sum_over_constant")
+COMMON = ("clip_low", "clip_high", "aggregation", "constant")
+"""Options with a setting of their own."""
+SUPPLIED: tuple[str, ...] = ()
+"""Columns of ``LossInputs`` that a trainer computes by itself where a loss needs them. There is no critic."""
 SCHEDULES = ("constant", "linear", "cosine")
 DTYPES = ("auto", "float32", "bfloat16")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossSettings:
-    """Which loss ``rl`` rows take and its options; supervised rows always take ``sft`` with the same aggregation."""
+    """Which loss ``rl`` rows take and its options; supervised rows always take ``sft`` with the same aggregation.
+
+    None is the loss's own default. An option that the loss does not have is an error that names the nearest.
+    """
 
     name: str = "grpo"
-    """``grpo``, or ``package.module:function`` called as ``loss(inputs, **options)`` with the fields below."""
-    clip_low: float = 0.2
+    """One of ``loss_options.LOSSES``, or ``package.module:function`` called as ``loss(inputs, **arguments)``."""
+    clip_low: float | None = None
     """The ratio is clipped below at 1 - clip_low."""
     clip_high: float | None = None
-    """The ratio is clipped above at 1 + clip_high; None: clip_low."""
-    aggregation: str = "token_mean"
+    """The ratio is clipped above at 1 + clip_high."""
+    aggregation: str | None = None
     constant: float | None = None
     """Divisor of ``sequence_sum_over_constant``, which needs it: the longest reply, for example."""
+    options: dict[str, Value] = field(default_factory=dict)
+    """Further options, by name."""
 
     def __post_init__(self) -> None:
-        if self.name != "grpo" and ":" not in self.name:
-            raise ConfigError(f"LossSettings.name must be 'grpo' or 'package.module:function', found {self.name!r}")
-        if not 0 <= self.clip_low < 1:
-            raise ConfigError(f"LossSettings.clip_low must be in [0, 1), found {self.clip_low}")
-        if self.clip_high is not None and not 0 <= self.clip_high < math.inf:
-            raise ConfigError(f"LossSettings.clip_high must be finite and >= 0, found {self.clip_high}")
-        _one_of("LossSettings.aggregation", self.aggregation, AGGREGATIONS)
-        needs = self.aggregation == "sequence_sum_over_constant"
-        if needs and (self.constant is None or not 0 < self.constant < math.inf):
+        twice = [name for name in COMMON if name in self.options]
+        if twice:
+            raise ConfigError(f"LossSettings.options: {twice[0]} is a setting of its own, LossSettings.{twice[0]}")
+        if self.name in LOSSES:
+            self._check_known()
+        elif ":" not in self.name:
+            check_options(self.name, {})
+        elif self.aggregation not in (None, *AGGREGATIONS):
             raise ConfigError(
-                "LossSettings.constant must be finite and > 0 where aggregation is 'sequence_sum_over_constant', "
-                f"found {self.constant}"
-            )
-        if not needs and self.constant is not None:
-            raise ConfigError(
-                f"LossSettings.constant {self.constant} has no effect where aggregation is {self.aggregation!r}; "
-                "leave it out"
+                f"LossSettings.aggregation must be one of {', '.join(AGGREGATIONS)}, found {self.aggregation!r}"
             )
 
+    def _check_known(self) -> None:
+        given = self.arguments
+        check_options(self.name, given)
+        aggregation, _ = self.aggregation_and_constant
+        if aggregation != "sequence_sum_over_constant" and self.constant is not None:
+            raise ConfigError(
+                f"LossSettings.constant {self.constant} has no effect where aggregation is {aggregation!r}; "
+                "leave it out"
+            )
+        missing = {c: o for c, o in LOSSES[self.name].columns(given).items() if c not in SUPPLIED}
+        for column, option in missing.items():
+            way_out = f"leave out {option}" if option else "take another loss"
+            raise ConfigError(f"loss {self.name!r} needs {column}, which no trainer supplies; {way_out}")
+
     @property
-    def options(self) -> dict[str, object]:
-        """Keyword arguments of the loss."""
-        high = self.clip_low if self.clip_high is None else self.clip_high
-        return {
-            "clip_low": self.clip_low,
-            "clip_high": high,
-            "aggregation": self.aggregation,
-            "constant": self.constant,
-        }
+    def arguments(self) -> dict[str, Value]:
+        """Keyword arguments of the loss: what was given."""
+        common = {name: getattr(self, name) for name in COMMON}
+        return {**{name: value for name, value in common.items() if value is not None}, **self.options}
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Columns of ``LossInputs`` beyond those that a batch brings. A loss by ``package.module:function``: none."""
+        return frozenset(LOSSES[self.name].columns(self.arguments)) if self.name in LOSSES else frozenset()
+
+    @property
+    def aggregation_and_constant(self) -> tuple[str, float | None]:
+        """As the loss has them after its defaults: supervised rows take the same."""
+        options = LOSSES[self.name].options if self.name in LOSSES else LOSSES["sft"].options
+        found = {name: options[name].default for name in ("aggregation", "constant") if name in options}
+        found |= {name: value for name, value in self.arguments.items() if name in ("aggregation", "constant")}
+        aggregation, constant = found.get("aggregation", "token_mean"), found.get("constant")
+        assert isinstance(aggregation, str) and (constant is None or isinstance(constant, float | int))
+        return aggregation, constant if aggregation == "sequence_sum_over_constant" else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

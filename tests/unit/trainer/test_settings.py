@@ -43,19 +43,34 @@ def test_values_out_of_range_are_named(field: str, value: Any, words: str) -> No
         ({"clip_low": 1.0}, r"clip_low must be in \[0, 1\), found 1.0"),
         ({"clip_low": -0.2}, "clip_low .*found -0.2"),
         ({"clip_high": float("inf")}, "clip_high .*found inf"),
-        ({"name": "ppo"}, "name .*found 'ppo'"),
+        ({"name": "grop"}, "'grop' is unknown; did you mean 'grpo'"),
         ({"aggregation": "mean"}, "aggregation .*found 'mean'"),
+        ({"name": "a:b", "aggregation": "mean"}, "aggregation .*found 'mean'"),
+        ({"options": {"clip_hihg": 0.2}}, "'grpo' has no option 'clip_hihg'; did you mean 'clip_high'"),
+        ({"options": {"clip_low": 0.2}}, r"clip_low is a setting of its own, LossSettings\.clip_low"),
     ],
 )
-def test_f43_bounds_of_the_clip(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=f"LossSettings.{words}"):
+def test_f43_bounds_of_the_clip_and_f97_names_of_options(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
         LossSettings(**options)
-    assert LossSettings(clip_low=0.3).options["clip_high"] == 0.3
-    assert LossSettings(clip_low=0.2, clip_high=0.28).options["clip_high"] == 0.28
+
+
+def test_a_loss_is_called_with_what_was_given() -> None:
+    assert LossSettings().arguments == {}
+    assert LossSettings(clip_low=0.2, clip_high=0.28).arguments == {"clip_low": 0.2, "clip_high": 0.28}
+    given = LossSettings(name="my.module:loss", aggregation="sequence_mean", options={"beta": 2.0})
+    assert given.arguments == {"aggregation": "sequence_mean", "beta": 2.0}
+    assert given.aggregation_and_constant == ("sequence_mean", None)
+    assert LossSettings(aggregation="sequence_sum_over_constant", constant=8).aggregation_and_constant == (
+        "sequence_sum_over_constant",
+        8,
+    )
 
 
 def test_f98_contradictory_settings_name_both_keys() -> None:
-    with pytest.raises(ConfigError, match=r"constant .*aggregation is 'sequence_sum_over_constant', found None"):
+    with pytest.raises(
+        ConfigError, match=r"aggregation 'sequence_sum_over_constant' needs constant > 0, found constant None"
+    ):
         LossSettings(aggregation="sequence_sum_over_constant")
     with pytest.raises(ConfigError, match=r"constant 4\.0 has no effect where aggregation is 'token_mean'"):
         LossSettings(constant=4.0)

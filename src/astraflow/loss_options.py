@@ -1,0 +1,130 @@
+"""Which losses there are, the options of each with their ranges, and the columns they need. No torch.
+
+A recipe is read by processes that have no torch, and a wrong option must be refused there, before anything starts.
+The functions are in ``astraflow.losses``; a test holds their signatures against this table.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from astraflow.errors import ConfigError
+
+AGGREGATIONS = ("token_mean", "sequence_mean", "sequence_sum_over_constant")
+Value = float | str | bool | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Number:
+    """An option that is a finite number in [low, high], without an open end; also None where that is the default."""
+
+    default: float | None
+    low: float = -math.inf
+    high: float = math.inf
+    open_low: bool = False
+    open_high: bool = False
+
+    def problem(self, value: object) -> str | None:
+        """What is wrong with ``value``, to be read after "must be", or None."""
+        if value is None and self.default is None:
+            return None
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            above = value > self.low if self.open_low else value >= self.low
+            below = value < self.high if self.open_high else value <= self.high
+            if above and below:
+                return None
+        return self._range()
+
+    def _range(self) -> str:
+        orelse = " or None" if self.default is None else ""
+        if self.high == math.inf:
+            return f"finite and {'>' if self.open_low else '>='} {self.low:g}{orelse}"
+        return f"in {'(' if self.open_low else '['}{self.low:g}, {self.high:g}{')' if self.open_high else ']'}{orelse}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """An option that is one of a few values."""
+
+    default: str | bool | None
+    among: tuple[str | bool | None, ...]
+
+    def problem(self, value: object) -> str | None:
+        if any(value is each or (value == each and type(value) is type(each)) for each in self.among):
+            return None
+        return f"one of {', '.join(str(each) for each in self.among)}"
+
+
+Option = Number | Choice
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossSpec:
+    """One loss."""
+
+    options: Mapping[str, Option]
+    needs: Mapping[str, str] = field(default_factory=dict)
+    """Column of ``LossInputs`` → the option that asks for it while it is neither None nor 0; "" is always."""
+
+    def columns(self, given: Mapping[str, object]) -> dict[str, str]:
+        """Of ``needs``, those that these options ask for."""
+        asked = {name: given.get(name, option.default) for name, option in self.options.items()}
+        return {column: option for column, option in self.needs.items() if not option or asked[option]}
+
+
+def _aggregation(default: str, constant: float | None = None) -> dict[str, Option]:
+    return {
+        "aggregation": Choice(default=default, among=AGGREGATIONS),
+        "constant": Number(default=constant, low=0, open_low=True),
+    }
+
+
+def _clip(low: float | None, high: float | None) -> dict[str, Option]:
+    return {
+        "clip_low": Number(default=low, low=0, high=1, open_high=True),
+        "clip_high": Number(default=high, low=0),
+    }
+
+
+LOSSES: dict[str, LossSpec] = {
+    "grpo": LossSpec(options={**_clip(0.2, None), **_aggregation("token_mean")}),
+    "sft": LossSpec(options=_aggregation("token_mean")),
+}
+"""Name → what it takes. A new loss adds a line here and one in ``losses.choose``."""
+
+
+def spec_of(loss: str) -> LossSpec:
+    """Raises ConfigError that names the nearest loss."""
+    if loss not in LOSSES:
+        raise ConfigError(f"loss {loss!r} is unknown{_nearest(loss, LOSSES)}; there are {', '.join(sorted(LOSSES))}")
+    return LOSSES[loss]
+
+
+def check_options(loss: str, given: Mapping[str, object]) -> None:
+    """Raises ConfigError: an option that ``loss`` does not have (with the nearest it has), or a value out of range."""
+    options = spec_of(loss).options
+    for name, value in given.items():
+        if name not in options:
+            raise ConfigError(
+                f"loss {loss!r} has no option {name!r}{_nearest(name, options)}; it has {', '.join(options)}"
+            )
+        problem = options[name].problem(value)
+        if problem:
+            raise ConfigError(f"loss {loss!r}: {name} must be {problem}, found {value!r}")
+    _check_constant(loss, {name: given.get(name, option.default) for name, option in options.items()})
+
+
+def _check_constant(loss: str, full: Mapping[str, object]) -> None:
+    """Two options that contradict each other are both named (F98)."""
+    if full.get("aggregation") == "sequence_sum_over_constant" and full.get("constant") is None:
+        raise ConfigError(
+            f"loss {loss!r}: aggregation 'sequence_sum_over_constant' needs constant > 0, found constant None"
+        )
+
+
+def _nearest(name: str, known: Mapping[str, object]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else ""
