@@ -44,9 +44,13 @@ def _accept_in_ledger(run: RunFolder, digests: Mapping[str, str]) -> None:
 
 
 def _from_the_first_epoch(state: Any, digests: Mapping[str, str]) -> Any:
-    """Every position in tasks that have changed, wherever it is in the algorithms' states, begins anew."""
+    """Every position in tasks that have changed, wherever it is in the algorithms' states, begins anew.
+
+    So does what was learnt of them: it goes by their places, which may be other tasks' now.
+    """
     if isinstance(state, Mapping):
         if state.get("tasks") in digests and "position" in state:
-            return {**state, "tasks": digests[state["tasks"]], "position": 0}
+            learned = {"learned": {}} if "learned" in state else {}
+            return {**state, **learned, "tasks": digests[state["tasks"]], "position": 0}
         return {key: _from_the_first_epoch(value, digests) for key, value in state.items()}
     return [_from_the_first_epoch(each, digests) for each in state] if isinstance(state, list | tuple) else state

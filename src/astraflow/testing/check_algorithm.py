@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,8 @@ from astraflow.algorithms.base import (
     Select,
     UnitTable,
 )
+from astraflow.tasks.base import TaskSource
+from astraflow.tasks.digest import task_digest
 from astraflow.types import Outcome, Task
 
 REASON = re.compile(r"[a-z][a-z0-9_]*")
@@ -35,9 +38,14 @@ Probe = Callable[[Any, int], Any]
 """Asks an algorithm its question about the input of round i; asserts what one answer alone can break."""
 
 
-def check_algorithm(make: Callable[[], Any], *, seed: int = 0) -> None:
-    """Raises AssertionError saying what is broken. ``make`` gives a new object in its first state at every call."""
+def check_algorithm(make: Callable[[], Any], *, seed: int = 0, tasks: TaskSource | None = None) -> None:
+    """Raises AssertionError saying what is broken. ``make`` gives a new object in its first state at every call.
+
+    ``tasks``: of a sized source; a Curate must then answer tasks of it, and leave them as they are.
+    """
     found = [(protocol, probe) for protocol, probe in _PROBES if isinstance(make(), protocol)]
+    if tasks is not None:
+        _check_tasks_exist(make(), tasks, range(seed, seed + ROUNDS))
     name = type(make()).__name__
     assert found, f"{name} answers none of the five questions: Curate, Pace, Credit, Keep, Select"
     for protocol, probe in found:
@@ -74,7 +82,7 @@ def unit_table(seed: int, *, size: int = 8) -> UnitTable:
     )
 
 
-def group_summary(seed: int, *, task: Task | None = None) -> GroupSummary:
+def group_summary(seed: int, *, task: Task | None = None, version: int = 0) -> GroupSummary:
     units = unit_table(seed)
     by_episode = dict(zip(units.episode.tolist(), units.outcome, strict=True))
     return GroupSummary(
@@ -86,7 +94,14 @@ def group_summary(seed: int, *, task: Task | None = None) -> GroupSummary:
         units=units,
         min_version=int(units.min_version.min()),
         arrival=seed,
+        version=version,
     )
+
+
+def flat(summary: GroupSummary, reward: float) -> GroupSummary:
+    """The same group, had every unit that counts got this reward: no variance."""
+    units = summary.units
+    return replace(summary, units=replace(units, reward=np.where(units.counts, reward, units.reward)))
 
 
 def _check_resume(make: Callable[[], Any], probe: Probe, seed: int, whole: list[Any], what: str) -> None:
@@ -109,13 +124,35 @@ def _play(algorithm: Any, probe: Probe, rounds: range) -> list[Any]:
 
 
 def _curate(curate: Curate, index: int) -> Any:
+    """Some rounds have no variance at all, and groups of other Curates come by: both may ``observe`` them."""
     admission = curate.next()
     if admission is None:
         return None
     assert isinstance(admission, Admission), f"next() must give an Admission or None, found {admission!r}"
+    assert isinstance(admission.task, Task), f"next() must admit a Task, found {admission.task!r}"
+    assert admission.task.key, "next() admitted a task without a key: there is no such task"
     assert admission.episodes >= 1, f"next() must ask for at least 1 episode, found {admission.episodes}"
-    curate.observe(group_summary(index, task=admission.task))
-    return (admission.task.key, admission.episodes)
+    summary = group_summary(index, task=admission.task, version=index // 3)
+    before = copy.deepcopy(_columns([summary.units]))
+    curate.observe(flat(summary, float(index % 2)) if index % 3 else summary)
+    curate.observe(group_summary(index, task=Task(key="of another Curate", dataset="elsewhere"), version=index // 3))
+    assert _equal(before, _columns([summary.units])), "observe() changed the summary"
+    return (admission.task.dataset, admission.task.key, admission.episodes)
+
+
+def _check_tasks_exist(curate: Any, tasks: TaskSource, rounds: range) -> None:
+    assert tasks.size is not None, f"tasks must be of a known size, {tasks.name!r} is unbounded"
+    known = {(task.dataset, task.key): task_digest(task) for task in map(tasks.task, range(tasks.size))}
+    for index in rounds:
+        admission = curate.next()
+        if admission is None:
+            return
+        name = (admission.task.dataset, admission.task.key)
+        assert name in known, (
+            f"next() admitted task {name[1]!r} of {name[0]!r}: there is no such task in {tasks.name!r}"
+        )
+        assert task_digest(admission.task) == known[name], f"next() changed task {name[1]!r} of {name[0]!r}"
+        curate.observe(group_summary(index, task=admission.task))
 
 
 def _pace(pace: Pace, index: int) -> Any:

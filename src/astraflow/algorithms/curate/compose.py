@@ -1,83 +1,28 @@
-"""Which task next, and how many episodes of it? A position is one integer, so a resume is exact (F67)."""
+"""Several ways of choosing as one: stage after stage, or mixed by weights."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from astraflow.algorithms.base import Admission, Curate, GroupSummary, State
 from astraflow.errors import ConfigError
-from astraflow.tasks.base import TaskSource
-from astraflow.tasks.order import permutation, uniform
-
-SUPERVISED = "supervised"
-"""Workflow of tasks that are played once: a group of one."""
+from astraflow.tasks.order import uniform
 
 
-class Shuffled:
-    """Every task once per epoch, in an order that depends on (seed, epoch) alone; an unbounded source in its own order.
-
-    ``epochs`` None: for ever. Tasks of the workflow ``supervised`` get one episode.
-    """
-
-    def __init__(self, tasks: TaskSource, *, group_size: int, seed: int = 0, epochs: int | None = None) -> None:
-        if group_size < 1:
-            raise ConfigError(f"Shuffled.group_size must be at least 1, found {group_size}")
-        if seed < 0:
-            raise ConfigError(f"Shuffled.seed must be at least 0, found {seed}")
-        if epochs is not None and epochs < 1:
-            raise ConfigError(f"Shuffled.epochs must be at least 1 or None (for ever), found {epochs}")
-        if epochs is not None and tasks.size is None:
-            raise ConfigError(f"Shuffled.epochs is {epochs}, but {tasks.name!r} is unbounded: it has no epochs")
-        if tasks.size == 0:
-            raise ConfigError(f"task source {tasks.name!r} has no tasks")
-        self._tasks = tasks
-        self._group_size = group_size
-        self._seed = seed
-        self._epochs = epochs
-        self._position = 0
-        self._order: tuple[int, list[int]] | None = None
+@runtime_checkable
+class Bounded(Protocol):
+    """A Curate that knows how much it has."""
 
     @property
     def groups(self) -> int | None:
-        """All epochs; None: for ever."""
-        return None if self._epochs is None or self._tasks.size is None else self._epochs * self._tasks.size
+        """How many it can give before it has no more tasks; None: as many as are wanted, or not known."""
 
-    def next(self) -> Admission | None:
-        index = self._index(self._position)
-        if index is None:
-            return None
-        self._position += 1
-        task = self._tasks.task(index)
-        return Admission(task=task, episodes=1 if task.workflow == SUPERVISED else self._group_size)
-
-    def observe(self, summary: GroupSummary) -> None:
-        pass
-
-    def state_dict(self) -> State:
-        return {"position": self._position, "seed": self._seed, "tasks": self._tasks.digest()}
-
-    def load_state_dict(self, state: State) -> None:
-        """Raises ConfigError when the tasks or the seed are not those of the state."""
-        mine = self.state_dict()
-        for name in ("tasks", "seed"):
-            if state[name] != mine[name]:
-                raise ConfigError(
-                    f"cannot go on with {self._tasks.name!r}: its {name} changed from {state[name]} to {mine[name]}; "
-                    "restore it or start a new run"
-                )
-        self._position = int(state["position"])
-
-    def _index(self, position: int) -> int | None:
-        size = self._tasks.size
-        if size is None:
-            return position
-        epoch, place = divmod(position, size)
-        if self._epochs is not None and epoch >= self._epochs:
-            return None
-        if self._order is None or self._order[0] != epoch:
-            self._order = (epoch, permutation(size, seed=(self._seed, epoch)).tolist())
-        return self._order[1][place]
+    @property
+    def size(self) -> int | None:
+        """Different tasks that it draws from; None: unbounded, or not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,6 +54,10 @@ class Stages:
             known = [bound for bound in (stage.groups, most_groups(stage.curate)) if bound is not None]
             bounds.append(min(known, default=None))
         return _sum(bounds)
+
+    @property
+    def size(self) -> int | None:
+        return _sum([_size(stage.curate) for stage in self._stages])
 
     def next(self) -> Admission | None:
         while self._at < len(self._stages):
@@ -142,10 +91,24 @@ class Stages:
 class Mixture:
     """The next group comes from part i with probability ``weights[i] / sum(weights)``; a part without tasks is skipped.
 
+    ``temperature`` T instead of weights: by the number of tasks of each part, n_i^(1/T) (Arivazhagan et al. 2019,
+    arXiv 1907.05019): 1 is in proportion to the sizes, a large one gives every part the same share.
     The draws depend on the seed and on how many groups were admitted, on nothing else.
     """
 
-    def __init__(self, parts: Sequence[Curate], *, weights: Sequence[float], seed: int = 0) -> None:
+    def __init__(
+        self,
+        parts: Sequence[Curate],
+        *,
+        weights: Sequence[float] | None = None,
+        temperature: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        if (weights is None) == (temperature is None):
+            raise ConfigError("Mixture needs either weights or temperature, and not both")
+        if temperature is not None:
+            weights = weights_by_size(parts, temperature)
+        assert weights is not None
         if not parts or len(parts) != len(weights):
             raise ConfigError(f"Mixture needs one weight per part, found {len(parts)} parts, {len(weights)} weights")
         if not all(0 < weight < float("inf") for weight in weights):
@@ -153,6 +116,7 @@ class Mixture:
         if seed < 0:
             raise ConfigError(f"Mixture.seed must be at least 0, found {seed}")
         self._parts = tuple(parts)
+        self._by_size = temperature is not None
         self._weights = tuple(float(weight) for weight in weights)
         self._seed = seed
         self._position = 0
@@ -160,6 +124,14 @@ class Mixture:
     @property
     def groups(self) -> int | None:
         return _sum([most_groups(part) for part in self._parts])
+
+    @property
+    def size(self) -> int | None:
+        return _sum([_size(part) for part in self._parts])
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        return self._weights
 
     def next(self) -> Admission | None:
         left = list(range(len(self._parts)))
@@ -194,9 +166,29 @@ class Mixture:
         return left[-1]
 
 
+def weights_by_size(parts: Sequence[Curate], temperature: float) -> list[float]:
+    """n_i^(1/T), of the largest part 1. Raises ConfigError where a part does not know how many tasks it has."""
+    if not 0 < temperature < float("inf"):
+        raise ConfigError(f"Mixture.temperature must be in (0, inf), found {temperature}")
+    sizes = [_size(part) for part in parts]
+    for index, size in enumerate(sizes):
+        if size is None:
+            raise ConfigError(
+                f"Mixture.temperature needs to know how many tasks each part has; parts[{index}] "
+                f"({type(parts[index]).__name__}) is unbounded or does not say: give weights instead"
+            )
+    known = [size for size in sizes if size is not None]
+    # Relative to the largest, so that no power overflows; a share below the smallest float would never be drawn.
+    return [max(math.exp((math.log(size) - math.log(max(known))) / temperature), 1e-300) for size in known]
+
+
 def most_groups(curate: Curate) -> int | None:
     """How many groups it can give before it has no more tasks; None: as many as are wanted, or not known."""
-    return curate.groups if isinstance(curate, Shuffled | Stages | Mixture) else None
+    return curate.groups if isinstance(curate, Bounded) else None
+
+
+def _size(curate: Curate) -> int | None:
+    return curate.size if isinstance(curate, Bounded) else None
 
 
 def _sum(bounds: Sequence[int | None]) -> int | None:
