@@ -15,6 +15,7 @@ VERBS: dict[str, str] = {
     "status": "who does what, who waits for what",
     "ledger": "where every episode, group and sample of a run is; exit 1 if that does not balance",
     "trace": "the journey of one episode",
+    "doctor": "why a loss is flat or zero: what is normal in a run, what is broken; exit 1 if something is",
     "resume": "go on with a run that was stopped",
     "eval": "held-out score of a model folder",
     "models get": "build a known model's folder",

@@ -21,6 +21,7 @@ FLAGS = {
     "status": ("run", "json"),
     "ledger": ("run", "verify", "json"),
     "trace": ("run", "episode", "json"),
+    "doctor": ("run", "json"),
     "resume": (
         "run",
         "allow_changed_tasks",

@@ -1,0 +1,129 @@
+"""A run's ledger as ``observe.doctor`` wants it: read-only, beside a run or after it."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from typing import Any
+
+import numpy as np
+
+from astraflow.errors import ConfigError
+from astraflow.observe.doctor import RECENT_GROUPS, RECENT_STEPS, Symptoms
+from astraflow.run.config import read_config
+from astraflow.run.layout import RunFolder
+from astraflow.run.run_db import open_run_db
+
+NO_SIGNAL = ("zero_variance", "no_baseline")
+"""Reasons of Keep for want of signal; other drops (surplus, too few survivors) say nothing of the loss."""
+
+
+def symptoms_of(run: RunFolder) -> list[Symptoms]:
+    """One per trainable policy. Raises ConfigError unless it is the folder of a run that was started."""
+    stored = read_config(run.path)
+    try:
+        bounds = {name: int(policy["max_staleness"]) for name, policy in stored["config"]["policies"].items()}
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{run.config} does not hold a run's config: {error!r} is missing or no number") from error
+    with open_run_db(run.database) as db:
+        names = db.connection.execute("SELECT name FROM policies WHERE trainable = 1 ORDER BY name").fetchall()
+        return [_symptoms(db.connection, name, bounds[name]) for (name,) in names]
+
+
+def _symptoms(db: sqlite3.Connection, policy: str, max_staleness: int) -> Symptoms:
+    groups, flat, stale = _groups(db, policy)
+    trained, masked = _tokens(db, policy)
+    ended = db.execute(
+        "SELECT reason FROM batches WHERE policy = ? AND state IN ('committed', 'dropped') "
+        "AND COALESCE(reason, '') <> 'rolled_back' ORDER BY id DESC LIMIT ?",
+        (policy, RECENT_STEPS),
+    ).fetchall()
+    given_up = dict(
+        db.execute(
+            "SELECT COALESCE(kind, 'unknown'), COUNT(*) FROM episodes WHERE lane = 0 AND state = 'given_up' "
+            "AND COALESCE(kind, '') <> 'cancelled' GROUP BY kind"
+        ).fetchall()
+    )
+    (done,) = db.execute("SELECT COUNT(*) FROM episodes WHERE lane = 0 AND state = 'done'").fetchone()
+    series = _series(db, policy)
+    return Symptoms(
+        policy=policy,
+        max_staleness=max_staleness,
+        steps=len(series.get("step/lr", ())),
+        groups=groups,
+        flat=flat,
+        stale_groups=stale,
+        trained_tokens=trained,
+        masked_tokens=masked,
+        batches=len(ended),
+        skipped=_counted(reason for (reason,) in ended if reason is not None),
+        episodes=done + sum(given_up.values()),
+        given_up=given_up,
+        series=series,
+    )
+
+
+def _groups(db: sqlite3.Connection, policy: str) -> tuple[int, dict[str, int], int]:
+    """Judged groups, those without variance by where their reward lies, and groups that went stale; recent ones."""
+    lowest, highest = db.execute(
+        "SELECT MIN(score), MAX(score) FROM episodes WHERE lane = 0 AND state = 'done' AND supervised = 0"
+    ).fetchone()
+    rows = db.execute(
+        "SELECT p.state, p.reason, p.reward, p.verdict FROM group_policy p JOIN groups g ON g.id = p.group_id "
+        "WHERE p.policy = ? AND g.purpose = 'train' AND g.supervised = 0 AND (p.state IN ('kept', 'batched', "
+        "'trained', 'stale') OR p.reason IN (?, ?)) ORDER BY p.group_id DESC LIMIT ?",
+        (policy, *NO_SIGNAL, RECENT_GROUPS),
+    ).fetchall()
+    stale = sum(state == "stale" for state, *_ in rows)
+    flat = [
+        _place(reason, reward, lowest, highest)
+        for state, reason, reward, verdict in rows
+        if state != "stale" and _is_flat(reason, verdict)
+    ]
+    return len(rows) - stale, _counted(flat), stale
+
+
+def _is_flat(reason: str | None, verdict: bytes | None) -> bool:
+    """Dropped for it, or kept all the same with advantages that are all 0."""
+    return reason in NO_SIGNAL or (bool(verdict) and not np.frombuffer(verdict or b"", np.float32).any())
+
+
+def _place(reason: str | None, reward: float | None, lowest: float | None, highest: float | None) -> str:
+    if reason == "no_baseline":
+        return "alone"
+    if reward is None or lowest is None or highest is None:
+        return "between"
+    return "lowest" if reward <= lowest else "highest" if reward >= highest else "between"
+
+
+def _tokens(db: sqlite3.Connection, policy: str) -> tuple[int, dict[str, int]]:
+    """Of the groups trained in the recent steps: tokens with a gradient, and without one by reason."""
+    rows = db.execute(
+        "SELECT s.state, COALESCE(s.mask, 'unknown'), SUM(s.tokens) FROM samples s JOIN group_policy p "
+        "ON p.group_id = s.group_id AND p.policy = s.policy WHERE s.policy = ? AND p.state = 'trained' AND "
+        "p.version > (SELECT version FROM policies WHERE name = ?) - ? AND s.state IN ('trained', 'masked') "
+        "GROUP BY 1, 2",
+        (policy, policy, RECENT_STEPS),
+    ).fetchall()
+    trained = sum(tokens for state, _, tokens in rows if state == "trained")
+    return trained, {reason: tokens for state, reason, tokens in rows if state == "masked"}
+
+
+def _series(db: sqlite3.Connection, policy: str) -> dict[str, list[float]]:
+    """Of the surviving history."""
+    found: dict[str, list[float]] = {}
+    rows = db.execute(
+        "SELECT metrics FROM batches WHERE policy = ? AND state = 'committed' ORDER BY version, id", (policy,)
+    )
+    for (text,) in rows:
+        metrics: dict[str, float] = json.loads(text) if text else {}
+        for name, value in metrics.items():
+            found.setdefault(name, []).append(value)
+    return found
+
+
+def _counted(names: Any) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for name in names:
+        counts[name] = counts.get(name, 0) + 1
+    return counts

@@ -1,0 +1,234 @@
+"""Each verdict of ``astraflow doctor`` on a run folder that was made for it, from the ledger to the exit code."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from astraflow.errors import ConfigError
+from astraflow.observe.doctor import Diagnosis, Finding, State, diagnose
+from astraflow.run.cli import main
+from astraflow.run.layout import RunFolder
+from astraflow.run.symptoms import symptoms_of
+from tests.unit.run.made_run import MadeRun
+
+
+def looked_at(run: RunFolder) -> Diagnosis:
+    (symptoms,) = symptoms_of(run)
+    return diagnose(symptoms)
+
+
+def finding(diagnosis: Diagnosis, name: str) -> Finding:
+    return next(each for each in diagnosis.findings if each.name == name)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> MadeRun:
+    return MadeRun(tmp_path / "run")
+
+
+def test_a_run_that_learns_is_normal_and_its_small_loss_is_explained(made: MadeRun) -> None:
+    diagnosis = looked_at(made.healthy().close())
+    assert diagnosis.state is State.NORMAL
+    assert {each.state for each in diagnosis.findings} == {State.NORMAL}
+    assert "a loss near 0 is what a group-relative loss is made to be" in diagnosis.verdict
+    assert finding(diagnosis, "update").found == "loss 0.001, gradient 0.4, lr 1e-05"
+
+
+FLAT: dict[str, Any] = {"state": "dropped", "reason": "zero_variance", "advantages": None}
+CASES: list[tuple[str, Callable[[MadeRun], MadeRun], State, str, str]] = [
+    ("all lowest", lambda m: m.steps(1).groups(1).groups(99, rewards=(0, 0), **FLAT), State.BROKEN, "groups", "lowest"),
+    ("all highest", lambda m: m.steps(1).groups(1).groups(99, rewards=(1, 1), **FLAT), State.BROKEN, "groups", "high"),
+    ("many flat", lambda m: m.healthy().groups(60, rewards=(1, 1), **FLAT), State.WATCH, "groups", "60%"),
+    (
+        "kept all the same",
+        lambda m: m.steps(20).groups(40, rewards=(0.5, 0.5), advantages=(0.0, 0.0)),
+        State.BROKEN,
+        "groups",
+        "100% of the last 40",
+    ),
+    (
+        "groups of one",
+        lambda m: m.steps(1).groups(40, state="dropped", reason="no_baseline", advantages=None),
+        State.BROKEN,
+        "groups",
+        "alone 40",
+    ),
+    ("a NaN", lambda m: m.healthy().dropped_batches(1, "non_finite"), State.BROKEN, "steps", "non_finite 1"),
+    ("a batch of nothing", lambda m: m.healthy().dropped_batches(1, "no_signal"), State.WATCH, "steps", "no_signal 1"),
+    ("only batches of nothing", lambda m: m.groups(9).dropped_batches(9, "no_signal"), State.BROKEN, "steps", "9 of"),
+    ("engine differs", lambda m: m.groups(9).steps(20, logprob__gap=0.3), State.BROKEN, "log-probs", "0.3 nats"),
+    ("engine differs a bit", lambda m: m.groups(9).steps(20, logprob__gap=0.1), State.WATCH, "log-probs", "0.1 nats"),
+    (
+        "ratios of something else",
+        lambda m: m.groups(9).steps(20, loss__ratio_clamped=0.01),
+        State.BROKEN,
+        "log-probs",
+        "1.0% of the tokens have a ratio beyond e^20",
+    ),
+    (
+        "half masked",
+        lambda m: m.steps(20).groups(40, masked="truncated"),
+        State.BROKEN,
+        "mask",
+        "50% of 800 sampled tokens got a gradient (masked: truncated 400); replies end at max_tokens",
+    ),
+    ("some masked", lambda m: m.healthy().groups(40, masked="stale"), State.WATCH, "mask", "max_staleness"),
+    (
+        "most stale",
+        lambda m: m.healthy().groups(50, state="stale", advantages=None),
+        State.BROKEN,
+        "staleness",
+        "mean age 1.0 of at most 2; 56% of groups went stale",
+    ),
+    ("some stale", lambda m: m.healthy().groups(8, state="stale", advantages=None), State.WATCH, "staleness", "17%"),
+    ("clipped", lambda m: m.groups(9).steps(20, loss__clip_fraction=0.4), State.BROKEN, "clip", "40.0% of trained"),
+    ("clipped a bit", lambda m: m.groups(9).steps(20, loss__clip_fraction=0.2), State.WATCH, "clip", "20.0%"),
+    (
+        "collapsed",
+        lambda m: m.groups(9).steps(1).steps(40, loss__entropy=0.005),
+        State.BROKEN,
+        "entropy",
+        "0.005 nats a token, 1.2 in the first step",
+    ),
+    ("collapsing", lambda m: m.groups(9).steps(20, loss__entropy=0.05), State.WATCH, "entropy", "0.05 nats"),
+    ("no learning rate", lambda m: m.groups(9).steps(20, step__lr=0.0), State.BROKEN, "update", "learning rate is 0"),
+    ("no gradient", lambda m: m.groups(9).steps(20, step__grad_norm=1e-12), State.BROKEN, "update", "nothing arrives"),
+    ("grader fails", lambda m: m.healthy().given_up(80, "grader"), State.BROKEN, "episodes", "grader 80"),
+    (
+        "some fail",
+        lambda m: m.healthy().given_up(8, "timeout"),
+        State.WATCH,
+        "episodes",
+        "8 of 88 given up (timeout 8)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "state", "cause", "words"), [case[1:] for case in CASES], ids=[c[0] for c in CASES])
+def test_each_illness_has_its_verdict(
+    made: MadeRun, make: Callable[[MadeRun], MadeRun], state: State, cause: str, words: str
+) -> None:
+    diagnosis = looked_at(make(made).close())
+    assert diagnosis.state is state
+    assert diagnosis.verdict.startswith(f"main: {cause}: ")
+    assert words in diagnosis.verdict
+    assert finding(diagnosis, cause).state is state
+    assert finding(diagnosis, cause).advice and finding(diagnosis, cause).normal
+
+
+def test_causes_come_before_effects(made: MadeRun) -> None:
+    """All fail, so nothing has variance and no gradient arrives: the first is the verdict."""
+    made.steps(20, step__grad_norm=0.0).groups(20, rewards=(0, 0), **FLAT).given_up(100, "infra")
+    diagnosis = looked_at(made.close())
+    assert [each.name for each in diagnosis.findings if each.state is State.BROKEN] == ["episodes", "groups", "update"]
+    assert diagnosis.verdict.startswith("main: episodes: ")
+
+
+def test_what_was_mended_long_ago_no_longer_shows(made: MadeRun) -> None:
+    made.dropped_batches(9, "no_signal").groups(300, rewards=(0, 0), **FLAT)
+    made.steps(5, loss__clip_fraction=0.9, step__lr=0.0, logprob__gap=3.0).steps(20).groups(200)
+    diagnosis = looked_at(made.close())
+    assert (diagnosis.state, {each.state for each in diagnosis.findings}) == (State.NORMAL, {State.NORMAL})
+
+
+def test_drops_that_say_nothing_of_the_loss_are_not_counted(made: MadeRun) -> None:
+    made.healthy().dropped_batches(3, "rolled_back")
+    for reason in ("surplus", "too_few", "not_played", "rolled_back"):
+        made.groups(50, state="dropped", reason=reason, rewards=(1, 1), advantages=None)
+    made.groups(50, rewards=(1, 1), purpose="eval")
+    made.given_up(50, "cancelled")
+    diagnosis = looked_at(made.close())
+    assert diagnosis.state is State.NORMAL
+    assert finding(diagnosis, "groups").found == "0% of the last 40 without variance"
+
+
+def test_before_the_first_step_there_is_nothing_to_explain(made: MadeRun) -> None:
+    diagnosis = looked_at(made.close())
+    assert diagnosis.state is State.UNKNOWN
+    assert diagnosis.verdict == "main: no step was committed yet, there is no loss to explain"
+    assert {each.state for each in diagnosis.findings} == {State.UNKNOWN}
+
+
+def test_before_the_first_step_what_keeps_it_from_coming_is_named(made: MadeRun) -> None:
+    diagnosis = looked_at(made.groups(20, rewards=(0, 0), **FLAT).close())
+    assert (diagnosis.state, diagnosis.verdict[:14]) == (State.BROKEN, "main: groups: ")
+
+
+def test_what_nobody_measured_is_unknown_and_no_illness(made: MadeRun) -> None:
+    missing: dict[str, Any] = dict.fromkeys(("logprob__gap", "loss__clip_fraction", "loss__entropy", "staleness__mean"))
+    diagnosis = looked_at(made.steps(20, **missing).groups(9).close())
+    assert diagnosis.state is State.NORMAL
+    unknown = {each.name for each in diagnosis.findings if each.state is State.UNKNOWN}
+    assert unknown == {"log-probs", "clip", "entropy"}
+
+
+def test_each_policy_has_its_own_diagnosis(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = MadeRun(tmp_path / "run", policies=("judge", "solver"))
+    made.steps(20, policy="solver").groups(20, policy="solver")
+    made.steps(20, policy="judge", step__lr=0.0).groups(20, policy="judge")
+    run = made.ended("finished").close()
+    assert main(["doctor", str(run.path)]) == 1
+    out = capsys.readouterr().out
+    assert "BROKEN  judge: update: " in out and "NORMAL  solver: nothing is broken" in out
+
+
+def test_the_verdict_is_the_first_line_and_every_finding_says_what_is_normal(
+    made: MadeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = made.groups(9).steps(20, loss__clip_fraction=0.2).ended("failed", "Starved: no task").close()
+    assert main(["doctor", str(run.path)]) == 0, "something to watch is no failure"
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("WATCH  main: clip: 20.0% of trained tokens")
+    assert sum("normal: " in line for line in lines) == 9
+    assert sum("do: " in line for line in lines) == 1
+    assert lines[-1] == f"run {run.path}: failed (Starved: no task)"
+
+
+def test_json_has_all_of_it(made: MadeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    run = made.healthy().dropped_batches(2, "non_finite").close()
+    assert main(["doctor", str(run.path), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["run"], found["state"], found["error"]) == (str(run.path), "running", None)
+    (policy,) = found["policies"]
+    assert (policy["policy"], policy["state"]) == ("main", "broken")
+    assert {each["name"] for each in policy["findings"]} >= {"groups", "clip", "log-probs", "mask", "entropy"}
+    assert all(set(each) == {"name", "state", "found", "normal", "advice"} for each in policy["findings"])
+
+
+def test_a_run_that_is_written_to_can_be_looked_at(made: MadeRun) -> None:
+    """Beside the writer, in the middle of its transaction: what was there before is seen, nothing is locked."""
+    made.healthy()
+    made.store.run("BEGIN IMMEDIATE")
+    made.dropped_batches(1, "non_finite")
+    assert looked_at(made.run).state is State.NORMAL
+    made.store.run("COMMIT")
+    assert looked_at(made.run).state is State.BROKEN
+    made.close()
+
+
+def test_a_folder_that_is_no_run_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", str(tmp_path / "nowhere")]) == 2
+    assert "is no run folder: it has no config.json" in capsys.readouterr().err
+    (tmp_path / "config.json").write_text("{}")
+    assert main(["doctor", str(tmp_path)]) == 2
+    assert "does not hold a run's config" in capsys.readouterr().err
+    (tmp_path / "config.json").write_text('{"config": {"policies": {}}}')
+    assert main(["doctor", str(tmp_path)]) == 2
+    assert "is this a run folder that was started?" in capsys.readouterr().err
+    (tmp_path / "run.db").write_text("not a database at all, but long enough to look like one")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        symptoms_of(RunFolder(tmp_path))
+
+
+def test_reading_changes_nothing(made: MadeRun) -> None:
+    run = made.healthy().close()
+    before = run.database.read_bytes()
+    looked_at(run)
+    assert run.database.read_bytes() == before
+    assert sqlite3.connect(run.database).execute("SELECT COUNT(*) FROM batches").fetchone() == (20,)
