@@ -107,6 +107,15 @@ class PolicyRoom:
 
 
 @runtime_checkable
+class Stateful(Protocol):
+    """What any algorithm may be: it goes on after a restart as if there had been none."""
+
+    def state_dict(self) -> State: ...
+
+    def load_state_dict(self, state: State) -> None: ...
+
+
+@runtime_checkable
 class Curate(Protocol):
     def next(self) -> Admission | None:
         """The next group to open; None: no task now (a finite dataset is used up)."""
@@ -123,6 +132,14 @@ class Curate(Protocol):
 class Pace(Protocol):
     def may_admit(self, rooms: dict[str, PolicyRoom]) -> bool:
         """Optimisation only: the sweep at the cut is what guarantees the bound."""
+
+
+@runtime_checkable
+class StepPace(Protocol):
+    """A Pace may also be one: it holds back steps too, where policies are to advance together."""
+
+    def may_step(self, policy: str, rooms: dict[str, PolicyRoom]) -> bool:
+        """May this policy's next batch be cut? Whoever is told no must be told yes in the end by others' steps."""
 
 
 @runtime_checkable
@@ -184,8 +201,8 @@ class Replay(Protocol):
     Called when a batch may be cut. State changes only with an answer that is not empty.
     """
 
-    def share(self, need: int) -> int:
-        """Most groups of a batch of ``need`` that may be replayed; fewer than ``need``."""
+    def share(self, stored: Sequence[StoredGroup], *, need: int) -> int:
+        """How many groups of a batch of ``need`` would be replayed; fewer than ``need``."""
 
     def pick_with(
         self, ready: Sequence[ReadyGroup], stored: Sequence[StoredGroup], *, need: int, oldest_open: int | None

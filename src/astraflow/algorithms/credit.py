@@ -1,28 +1,34 @@
 """What advantage? One float32 per unit, from rewards compared with like: units of one ``baseline_key``.
 
-Letters: U units; N episodes in which a key played; n units of the key in one episode. Inside everything is float64
-(F40) and every sum is exactly rounded, so that the order of members can't change a bit.
+Here: against the group (``GroupMean``), none (``Returns``), over the batch (``Whitened``, ``PerTask``). Of agents and
+turns: ``credit_agents``; rewards that are changed before they are compared: ``credit_shapes``.
+Letters: U units; N episodes in which a key played; n units of the key in one episode. A reward that float32 cannot hold
+as an advantage (1e39 and more, where nothing divides by the deviation) stops the run by name.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from astraflow.algorithms.base import Credit, UnitTable
+from astraflow.algorithms.moments import EPS, mean, normalised, scale_of, to_float32
 from astraflow.errors import ConfigError
 from astraflow.types import Array
 
-EPS = 1e-6
+OVER = ("units", "tokens")
+Credited = Callable[[Array, Array], Array]
+"""(rewards, episodes) of the counted units of one key → their advantages."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupMean:
-    """GRPO: reward minus the key's mean, over its deviation (``std``). ``std=False``: mean only (Dr. GRPO).
-    ``leave_one_out`` (RLOO): the mean of the *other* episodes.
+    """GRPO (Shao et al. 2024, arXiv 2402.03300): reward minus the key's mean, over its deviation (``std``).
+    ``std=False``: mean only (Dr. GRPO, Liu et al. 2025, arXiv 2503.20783). ``leave_one_out`` (RLOO, Ahmadian et al.
+    2024, arXiv 2402.14740): the mean of the *other* episodes.
 
     A key's mean and deviation (n - 1) are over the means of its units per episode; each of n units in an episode
     weighs 1/n. All rewards of a key equal, compared exactly, or one episode only: 0. The deviation is at least that
@@ -37,12 +43,7 @@ class GroupMean:
             raise ConfigError("GroupMean: leave_one_out takes no deviation, pass std=False with it")
 
     def group(self, units: UnitTable) -> Array:
-        advantages = np.zeros(len(units), np.float64)
-        keys = np.array(units.baseline_key, dtype=object)
-        for key in sorted(set(units.baseline_key)):
-            rows = np.flatnonzero(units.counts & (keys == key))
-            advantages[rows] = self._key(units.reward[rows], units.episode[rows])
-        return advantages.astype(np.float32)
+        return by_key(units, units.baseline_key, self._key)
 
     def batch(self, units: Sequence[UnitTable], advantages: Sequence[Array]) -> list[Array]:
         return list(advantages)
@@ -51,20 +52,21 @@ class GroupMean:
         if len(rewards) == 0 or rewards.min() == rewards.max():
             return np.zeros(len(rewards))
         _, of = np.unique(episodes, return_inverse=True)
-        means = np.array([_mean(rewards[of == e]) for e in range(of.max() + 1)])
+        scale = scale_of(rewards)
+        rewards = rewards / scale
+        means = np.array([mean(rewards[of == e]) for e in range(of.max() + 1)])
         count = len(means)
         if count < 2:
             return np.zeros(len(rewards))
         weights = 1.0 / np.bincount(of)[of]
-        baseline = np.full(len(rewards), _mean(means))
+        baseline = np.full(len(rewards), mean(means))
         if self.leave_one_out:
-            baseline = ((_mean(means) * count - means) / (count - 1))[of]
-        deviation = 1.0
-        if self.std:
-            between = math.sqrt(math.fsum((means - _mean(means)) ** 2) / (count - 1))
-            within = math.sqrt(math.fsum(weights * (rewards - means[of]) ** 2) / count)
-            deviation = max(between, within) + EPS
-        return np.asarray((rewards - baseline) / deviation * weights)
+            baseline = ((mean(means) * count - means) / (count - 1))[of]
+        if not self.std:
+            return np.asarray((rewards - baseline) * scale * weights)
+        between = math.sqrt(math.fsum((means - mean(means)) ** 2) / (count - 1))
+        within = math.sqrt(math.fsum(weights * (rewards - means[of]) ** 2) / count)
+        return np.asarray((rewards - baseline) / (max(between, within) + EPS / scale) * weights)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +74,7 @@ class Returns:
     """The reward itself: plain REINFORCE, and recipes whose trainer makes the advantages (GAE, KL in the reward)."""
 
     def group(self, units: UnitTable) -> Array:
-        return np.where(units.counts, units.reward, 0.0).astype(np.float32)
+        return to_float32(np.where(units.counts, units.reward, 0.0))
 
     def batch(self, units: Sequence[UnitTable], advantages: Sequence[Array]) -> list[Array]:
         return list(advantages)
@@ -80,10 +82,34 @@ class Returns:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Whitened:
-    """Another Credit's advantages, brought to mean 0 and deviation 1 (n - 1) over all units of the batch.
+    """Another Credit's advantages, brought to mean 0 and deviation 1 (n - 1) over all units of the batch; or over all
+    of its tokens (``over="tokens"``: REINFORCE++, Hu 2025, arXiv 2501.03262).
 
     Over the whole batch, before it is cut into micro-batches: nothing the trainer does changes it (F37).
-    Fewer than two units, or all equal: 0.
+    Fewer than two units (tokens), or all equal: 0. Of replayed groups neither read nor changed.
+    """
+
+    credit: Credit
+    over: str = "units"
+
+    def __post_init__(self) -> None:
+        if self.over not in OVER:
+            raise ConfigError(f"Whitened.over must be one of {', '.join(OVER)}, found {self.over!r}")
+
+    def group(self, units: UnitTable) -> Array:
+        return self.credit.group(units)
+
+    def batch(self, units: Sequence[UnitTable], advantages: Sequence[Array]) -> list[Array]:
+        inner = self.credit.batch(units, advantages)
+        return _normalised_together(units, inner, by_tokens=self.over == "tokens")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PerTask:
+    """Another Credit's advantages, normalised over the tokens of each dataset in the batch (AgentRL, Zhang et al. 2025,
+    arXiv 2510.04206): (A - mu_task) / sigma_task, so that no task of a mixture drowns the others.
+
+    One token of a dataset only, or all its advantages equal: 0.
     """
 
     credit: Credit
@@ -92,19 +118,31 @@ class Whitened:
         return self.credit.group(units)
 
     def batch(self, units: Sequence[UnitTable], advantages: Sequence[Array]) -> list[Array]:
-        inner = self.credit.batch(units, advantages)
-        if not units:
-            return inner
-        counted = np.concatenate([a[u.counts] for u, a in zip(units, inner, strict=True)]).astype(np.float64)
-        if len(counted) < 2 or counted.min() == counted.max():
-            return [np.zeros_like(each) for each in inner]
-        mean = _mean(counted)
-        deviation = math.sqrt(math.fsum((counted - mean) ** 2) / (len(counted) - 1)) + EPS
-        return [
-            np.where(u.counts, (a.astype(np.float64) - mean) / deviation, 0.0).astype(np.float32)
-            for u, a in zip(units, inner, strict=True)
-        ]
+        found = self.credit.batch(units, advantages)
+        for dataset in sorted({each.dataset for each in units}):
+            places = [n for n, each in enumerate(units) if each.dataset == dataset]
+            mine = _normalised_together([units[n] for n in places], [found[n] for n in places], by_tokens=True)
+            for n, answer in zip(places, mine, strict=True):
+                found[n] = answer
+        return found
 
 
-def _mean(values: Array) -> float:
-    return math.fsum(values) / len(values)
+def by_key(units: UnitTable, keys: Sequence[str], of_key: Credited) -> Array:
+    """float32 [U]: ``of_key(rewards, episodes)`` of the units that count, for each key by itself."""
+    advantages = np.zeros(len(units), np.float64)
+    named = np.array(keys, dtype=object)
+    for key in sorted(set(keys)):
+        rows = np.flatnonzero(units.counts & (named == key))
+        advantages[rows] = of_key(units.reward[rows], units.episode[rows])
+    return to_float32(advantages)
+
+
+def _normalised_together(units: Sequence[UnitTable], advantages: Sequence[Array], *, by_tokens: bool) -> list[Array]:
+    if not units:
+        return list(advantages)
+    counts = np.concatenate([each.counts for each in units])
+    values = np.zeros(len(counts))
+    tokens = np.concatenate([each.tokens for each in units])[counts].astype(np.float64) if by_tokens else None
+    values[counts] = normalised(np.concatenate(list(advantages))[counts], tokens)
+    edges = np.cumsum([len(each) for each in units])[:-1]
+    return [to_float32(each) for each in np.split(values, edges)]

@@ -45,7 +45,7 @@ def has_room(room: PolicyRoom, *, ahead: int | None = None) -> bool:
     """One inequality: alive groups below what can be served before it goes stale and before the run ends."""
     alive = room.open_groups + room.kept_groups + room.batched_groups
     batches = room.max_staleness if ahead is None else min(ahead, room.max_staleness)
-    return alive < min(batches + 1, room.steps_left) * room.groups_per_batch
+    return alive < min(batches + 1, room.steps_left) * (room.groups_per_batch - room.replayed_groups)
 
 
 def _check_ahead(ahead: int | None) -> None:

@@ -57,18 +57,6 @@ def replay_count(batch: int, fraction: float | str | Fraction) -> int:
     return floor(batch * exact + Fraction(1, 2))
 
 
-def with_replay(
-    fresh: Sequence[int], stored: Sequence[int], *, need: int, fraction: float | str | Fraction
-) -> tuple[list[int], list[int]]:
-    """(fresh, replayed) groups of one batch, ``need`` in all; ([], []) when there are too few. Both in serving order.
-
-    What the store lacks is made up for by fresh groups; a group is never in both parts.
-    """
-    replayed = [group for group in stored if group not in set(fresh)][: replay_count(need, fraction)]
-    taken = list(fresh[: need - len(replayed)])
-    return (taken, replayed) if len(taken) + len(replayed) == need else ([], [])
-
-
 def _by_deadline(ready: Sequence[ReadyGroup]) -> list[tuple[int, int, ReadyGroup]]:
     """(deadline, arrival, group), sorted; a group without a version has that of the newest one that came before it."""
     newest = -1

@@ -76,9 +76,12 @@ class Batches:
             "UPDATE group_policy SET state = 'batched', batch = ? WHERE group_id = ? AND policy = ?",
             [(batch, group, policy) for group, use in groups if use == 0],
         )
+        self._keep_for_replay(policy, cut, groups)
+        # What masks a sample of a replayed group is true of this use only: it was trained before.
+        fresh = {group for group, use in groups if use == 0}
         self._store.run_many(
             "UPDATE samples SET mask = ? WHERE group_id = ? AND policy = ? AND idx = ? AND agent = ? AND n = ?",
-            [(reason, group, policy, *place) for (group, *place), reason in _places(cut.masked)],
+            [(reason, group, policy, *place) for (group, *place), reason in _places(cut.masked) if group in fresh],
         )
         self._store.event(
             now, "cut", policy=policy, batch=batch, version=version, groups=[group for group, _ in groups],
@@ -86,6 +89,17 @@ class Batches:
             replayed=[group for group, use in groups if use > 0],
         )  # fmt: skip
         return batch
+
+    def _keep_for_replay(self, policy: str, cut: Cut, groups: Sequence[tuple[int, int]]) -> None:
+        """Fresh groups are remembered with the advantages that they are trained with."""
+        self._store.run_many(
+            "UPDATE group_policy SET verdict = ?1 WHERE group_id = ?2 AND policy = ?3 AND verdict <> ?1",
+            [(cut.advantages[group].tobytes(), group, policy) for group, use in groups if use == 0],
+        )
+        replayed = sum(use > 0 for _, use in groups)
+        if replayed:
+            self._store.count("replayed", replayed)
+            self._groups.forget_stored(policy)
 
     def issue(self, now: float, batch: int, trainer_epoch: int) -> Batch:
         """Hand the frozen batch to a trainer, again if need be: the same rows, order and bytes."""

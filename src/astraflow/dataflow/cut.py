@@ -28,6 +28,8 @@ class CutGroup:
     """sample_id → reason, as settled."""
     use: int = 0
     """0 fresh, 1… replayed."""
+    dataset: str = ""
+    """Of its task."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +69,7 @@ def build_rows(groups: Sequence[CutGroup], *, pipeline: Pipeline, policy: str, v
             stale.append(group.group)
         else:
             fresh.append(group)
-    units = {each.group: units_of(references[each.group]) for each in fresh}
+    units = {each.group: units_of(references[each.group], dataset=each.dataset) for each in fresh}
     advantages = _credit_batch(pipeline, fresh, units, policy)
     rows: list[Row] = []
     for group in fresh:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from astraflow.algorithms.base import Replay, StepPace
 from astraflow.dataflow.cut import build_rows
 from astraflow.dataflow.diagnosis import lacks
 from astraflow.dataflow.ledger import Ledger
@@ -24,11 +25,22 @@ def try_batch(ledger: Ledger, now: float, request: m.BatchRequest, *, heard: boo
     if ledger.trained_out(policy):
         return m.BatchReply(finished=True, reason=WaitReason.FINISHED)
     batch = ledger.batches.head(policy)
-    if batch is None:
+    held = batch is None and not _may_step(ledger, policy)
+    if batch is None and not held:
         batch = _cut(ledger, now, policy)
     if batch is None:
-        return m.BatchReply(reason=WaitReason.NO_READY, why=starved_words(ledger, policy) or lacks(ledger, now, policy))
+        why = starved_words(ledger, policy) or lacks(ledger, now, policy)
+        held_by = f"{type(ledger.spec.pipeline.pace).__name__} holds it back for the other policies; " if held else ""
+        return m.BatchReply(reason=WaitReason.NO_READY, why=held_by + why)
     return m.BatchReply(batch=ledger.batches.issue(now, batch, request.trainer_epoch))
+
+
+def _may_step(ledger: Ledger, policy: str) -> bool:
+    """What Pace says, if it paces steps at all; who is starved may take what there is."""
+    pace = ledger.spec.pipeline.pace
+    if not isinstance(pace, StepPace) or smaller_batch(ledger, policy):
+        return True
+    return asked(f"{type(pace).__name__}.may_step", partial(pace.may_step, policy, ledger.groups.rooms()))
 
 
 def _cut(ledger: Ledger, now: float, policy: str) -> int | None:
@@ -47,16 +59,15 @@ def _cut(ledger: Ledger, now: float, policy: str) -> int | None:
             max_staleness=spec.max_staleness,
         )
         batch = ledger.freeze(now, policy, groups, cut)
+        ledger.save_algorithms()
         if batch is not None:
             fed(ledger, policy)
-            ledger.save_algorithms()
             return batch
 
 
-def _pick(ledger: Ledger, now: float, policy: str) -> list[int]:
-    """Whole groups, each once, exactly as many as a batch needs; of a starved policy that may, all that are kept.
-
-    Raises RunFailed for any other answer.
+def _pick(ledger: Ledger, now: float, policy: str) -> list[tuple[int, int]]:
+    """(group, use) of whole groups, each once, exactly as many as a batch needs; of a starved policy that may, as many
+    as are kept. Raises RunFailed for any other answer.
     """
     need = ledger.spec.policies[policy].groups_per_batch
     select = ledger.spec.pipeline.select
@@ -66,9 +77,17 @@ def _pick(ledger: Ledger, now: float, policy: str) -> list[int]:
     if smaller_batch(ledger, policy):
         # Nothing more will come: an open group must not hold back what is there.
         need, oldest = min(need, len(ready)), None
-    what = f"{type(select).__name__}.pick for policy {policy}"
-    picked = asked(what, partial(select.pick, ready, need=need, oldest_open=oldest))
-    known = {group.group for group in ready}
-    if picked and (len(picked) != need or len(set(picked)) != need or not known.issuperset(picked)):
-        raise RunFailed(f"{what} must answer {need} of the {len(known)} ready groups or none, found {picked}")
-    return picked
+    uses = {group.group: 0 for group in ready}
+    if isinstance(select, Replay):
+        stored = ledger.groups.stored(policy)
+        uses |= {group.group: group.uses for group in stored}
+        what = f"{type(select).__name__}.pick_with for policy {policy}"
+        fresh, again = asked(what, partial(select.pick_with, ready, stored, need=need, oldest_open=oldest))
+    else:
+        what = f"{type(select).__name__}.pick for policy {policy}"
+        fresh, again = asked(what, partial(select.pick, ready, need=need, oldest_open=oldest)), []
+    picked = [*fresh, *again]
+    known = all(uses.get(group) == 0 for group in fresh) and all(uses.get(group, 0) > 0 for group in again)
+    if picked and (len(picked) != need or len(set(picked)) != need or not known):
+        raise RunFailed(f"{what} must answer {need} of the {len(uses)} ready groups or none, found {picked}")
+    return [(group, uses[group]) for group in picked]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from astraflow.algorithms.base import PolicyRoom, ReadyGroup
+from astraflow.algorithms.base import PolicyRoom, ReadyGroup, Replay, StoredGroup
 from astraflow.dataflow.policies import Policies
 from astraflow.dataflow.settings import RunSpec
-from astraflow.dataflow.settle import NOT_PLAYED, Verdict
+from astraflow.dataflow.settle import NOT_PLAYED, Verdict, asked
 from astraflow.dataflow.store import Store
 from astraflow.types import Purpose, Task
 from astraflow.wire.codec import decode, encode
@@ -34,6 +35,9 @@ class Groups:
         self._store = store
         self._spec = spec
         self._policies = policies
+        self._stored: dict[str, tuple[int, list[StoredGroup]]] = {}
+        """Per policy what may be replayed, as of that many changes of versions; a memory of the tables."""
+        store.on_rollback.append(self._stored.clear)
 
     def admit(
         self,
@@ -211,6 +215,47 @@ class Groups:
             )
         ]
 
+    def stored(self, policy: str) -> list[StoredGroup]:
+        """Trained, and young enough that something of them may be trained again from the current version."""
+        changes = self._policies.changes
+        found = self._stored.get(policy)
+        if found is None or found[0] != changes:
+            found = self._stored[policy] = (changes, self._read_stored(policy))
+        return found[1]
+
+    def _read_stored(self, policy: str) -> list[StoredGroup]:
+        version = self._policies.versions[policy]
+        return [
+            StoredGroup(
+                group=group,
+                age=max(0, version - fresh),
+                arrival=arrival,
+                uses=uses,
+                advantage=float(np.abs(np.frombuffer(verdict, np.float32)).mean()),
+            )
+            for group, fresh, arrival, verdict, uses in self._store.all(
+                "SELECT group_id, fresh_version, arrival, verdict, "
+                "(SELECT 1 + COALESCE(MAX(g.use), 0) FROM batch_groups g JOIN batches b ON b.id = g.batch "
+                "WHERE g.use > 0 AND g.group_id = p.group_id AND b.policy = p.policy) "
+                "FROM group_policy p WHERE policy = ? AND state = 'trained' AND fresh_version >= ? "
+                "AND LENGTH(verdict) > 0 AND group_id NOT IN (SELECT group_id FROM pruned_groups) ORDER BY arrival",
+                policy,
+                version - self._spec.policies[policy].max_staleness,
+            )
+        ]
+
+    def forget_stored(self, policy: str) -> None:
+        """One of them is used once more."""
+        self._stored.pop(policy, None)
+
+    def _replayed(self, policy: str) -> int:
+        select = self._spec.pipeline.select
+        if not isinstance(select, Replay):
+            return 0
+        need = self._spec.policies[policy].groups_per_batch
+        what = f"{type(select).__name__}.share for policy {policy}"
+        return asked(what, partial(select.share, self.stored(policy), need=need))
+
     def oldest_open(self, policy: str) -> int | None:
         row = self._store.one(
             "SELECT MIN(group_id) FROM group_policy WHERE policy = ? AND state IN ('open', 'ready')", policy
@@ -234,6 +279,7 @@ class Groups:
                 open_groups=alive.get((policy, "open"), 0) + alive.get((policy, "ready"), 0),
                 kept_groups=alive.get((policy, "kept"), 0),
                 batched_groups=alive.get((policy, "batched"), 0),
+                replayed_groups=self._replayed(policy),
                 steps_left=max(0, self._policies.steps[policy] - self._policies.versions[policy]),
             )
             for policy in self._spec.trainable

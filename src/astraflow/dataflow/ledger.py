@@ -26,7 +26,7 @@ from astraflow.dataflow.policies import Policies
 from astraflow.dataflow.settings import RunSpec
 from astraflow.dataflow.store import Store
 from astraflow.errors import ConfigError, RunFailed, by_kind
-from astraflow.types import FailureKind, Manifest
+from astraflow.types import FailureKind, Manifest, Task
 from astraflow.wire import messages as m
 from astraflow.wire.codec import decode, encode
 
@@ -171,18 +171,21 @@ class Ledger:
         """Whether this policy has all its steps."""
         return self.policies.versions[policy] >= self.policies.steps[policy]
 
-    def cut_groups(self, policy: str, picked: Sequence[int]) -> list[CutGroup]:
-        """The picked kept groups with what was settled for them."""
+    def cut_groups(self, policy: str, picked: Sequence[tuple[int, int]]) -> list[CutGroup]:
+        """The picked (group, use) with what was settled for them, or, of replayed ones, what they were trained with."""
         groups = []
-        for group in picked:
+        for group, use in picked:
             row = self.store.one(
-                "SELECT g.size, p.verdict FROM groups g JOIN group_policy p ON p.group_id = g.id "
-                "WHERE g.id = ? AND p.policy = ? AND p.state = 'kept'",
+                "SELECT g.size, p.verdict, g.task FROM groups g JOIN group_policy p ON p.group_id = g.id "
+                "WHERE g.id = ? AND p.policy = ? AND p.state = ?",
                 group,
                 policy,
+                "trained" if use else "kept",
             )
             if row is None:
-                raise RunFailed(f"Select picked group {group}, which is not kept for {policy}")
+                raise RunFailed(
+                    f"Select picked group {group}, which is not {'trained' if use else 'kept'} for {policy}"
+                )
             masked = {
                 f"{group}/{idx}/{agent}/{n}": mask
                 for idx, agent, n, mask in self.store.all(
@@ -197,6 +200,8 @@ class Ledger:
                     episodes=self.payloads.episodes(group, row[0]),
                     advantages=np.frombuffer(row[1], np.float32),
                     masked=masked,
+                    use=use,
+                    dataset=decode(row[2], Task).dataset,
                 )
             )
         return groups

@@ -255,12 +255,17 @@ class Retelling:
             fresh=fresh,
         )
         self.batches[event.batch] = batch
+        for group in replayed:
+            self._from(event, f"group {group} of {event.policy}", self._state(group, event.policy), ("trained",))
         masked = data.get("masked")
         for group in fresh:
             found = self.groups[group].policies[event.policy]
             self._from(event, f"group {group} of {event.policy}", found.state, ("kept",))
             found.state, found.batch = "batched", event.batch
             found.masked = None if masked is None else masked.get(str(group), 0)
+
+    def _state(self, group: int, policy: str) -> str:
+        return self.groups[group].policies[policy].state
 
     def _on_issued(self, event: Told) -> None:
         batch = self._batch(event, ("cut", "issued"))

@@ -123,12 +123,13 @@ CREATE TABLE IF NOT EXISTS group_policy (
   batch INTEGER,
   version INTEGER,                         -- trained: the version that its step made
   reward REAL,                             -- mean of what counts, for status
-  verdict BLOB,                            -- units and advantages, as the cut reads them
+  verdict BLOB,                            -- float32 advantage per unit: as settled, and from the cut on as trained
   PRIMARY KEY (group_id, policy)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS group_policy_live ON group_policy (policy, state)
   WHERE state IN ('open', 'ready', 'kept', 'batched');
 CREATE INDEX IF NOT EXISTS group_policy_kept ON group_policy (policy) WHERE state = 'kept';
+CREATE INDEX IF NOT EXISTS group_policy_stored ON group_policy (policy, fresh_version) WHERE state = 'trained';
 CREATE INDEX IF NOT EXISTS group_policy_batch ON group_policy (batch) WHERE batch IS NOT NULL;
 
 CREATE TABLE IF NOT EXISTS episodes (
@@ -226,5 +227,6 @@ CREATE TABLE IF NOT EXISTS batch_groups (
   use INTEGER NOT NULL,                    -- 0 fresh, 1... replayed
   PRIMARY KEY (batch, position)
 ) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS batch_groups_replayed ON batch_groups (group_id, use) WHERE use > 0;
 
 CREATE TABLE IF NOT EXISTS algorithms (name TEXT PRIMARY KEY, state BLOB NOT NULL) WITHOUT ROWID;

@@ -6,7 +6,7 @@ Statistics never depend on position: every unit knows its episode and key, membe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -25,6 +25,7 @@ NOT_PLAYED = "not_played"
 FAILED = "failed"
 UNSCORED = "unscored"
 NO_TOKENS = "no_tokens"
+WITHOUT = "without/"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +63,10 @@ class SampleRef:
     sample: Sample
     turns: tuple[Turn, ...]
     """Those of the trajectory that this sample holds, in order."""
+    score: float | None = None
+    """Of the episode."""
+    without: Mapping[str, float] = field(default_factory=dict)
+    """Role → the episode's score had that role done nothing; what the workflow says (``without/ROLE``)."""
 
     @property
     def supervised(self) -> bool:
@@ -78,6 +83,11 @@ def samples_of(group: int, episodes: Sequence[Episode | None], policy: str) -> I
     for index, episode in enumerate(episodes):
         if episode is None:
             continue
+        without = {
+            name.removeprefix(WITHOUT): float(value.reshape(-1)[0])
+            for name, value in episode.features.items()
+            if name.startswith(WITHOUT) and value.size == 1
+        }
         for trajectory in sorted(episode.trajectories, key=lambda each: each.agent):
             if trajectory.policy != policy:
                 continue
@@ -89,6 +99,8 @@ def samples_of(group: int, episodes: Sequence[Episode | None], policy: str) -> I
                     trajectory=trajectory,
                     sample=sample,
                     turns=tuple(sorted((t for t in trajectory.turns if t.sample == n), key=lambda t: t.index)),
+                    score=episode.score,
+                    without=without,
                 )
 
 
@@ -97,7 +109,7 @@ def unit_table(group: int, episodes: Sequence[Episode | None], policy: str) -> U
     return units_of(samples_of(group, episodes, policy))
 
 
-def units_of(references: Iterable[SampleRef]) -> UnitTable:
+def units_of(references: Iterable[SampleRef], *, dataset: str = "") -> UnitTable:
     """The same, of samples that were already collected."""
     units = [(ref, turn) for ref in references if not ref.supervised for turn in ref.turns]
     rewards = np.array([np.nan if turn.reward is None else turn.reward for _, turn in units], np.float64)
@@ -113,7 +125,14 @@ def units_of(references: Iterable[SampleRef]) -> UnitTable:
         min_version=np.array([_min_version(ref.sample, turn) for ref, turn in units], np.int64),
         outcome=tuple(ref.outcome for ref, _ in units),
         baseline_key=tuple(turn.baseline_key or ref.trajectory.role for ref, turn in units),
+        dataset=dataset,
+        score=np.array([_number(ref.score) for ref, _ in units], np.float64),
+        without=np.array([_number(ref.without.get(ref.trajectory.role)) for ref, _ in units], np.float64),
     )
+
+
+def _number(value: float | None) -> float:
+    return np.nan if value is None else value
 
 
 def settle(
@@ -140,7 +159,7 @@ def settle(
     verdicts: dict[str, Verdict] = {}
     for policy in sorted(name for name, trainable in policies.items() if trainable):
         references = list(samples_of(group, episodes, policy))
-        units = units_of(references)
+        units = units_of(references, dataset=task.dataset)
         sampled_by = [ref.sample.min_version for ref in references if ref.sample.min_version is not None]
         summary = GroupSummary(
             group=group,

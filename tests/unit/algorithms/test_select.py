@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from astraflow.algorithms.base import ReadyGroup
-from astraflow.algorithms.select import EarliestDeadline, Fifo, replay_count, with_replay
+from astraflow.algorithms.select import EarliestDeadline, Fifo, replay_count
 from astraflow.errors import ConfigError
 
 
@@ -85,11 +85,3 @@ def test_f63_replay_counts_are_exact():
     for wrong in (-0.1, 1, 1.5):
         with pytest.raises(ConfigError, match=r"must be in \[0, 1\)"):
             replay_count(8, wrong)
-
-
-def test_f63_a_batch_is_always_full_and_holds_no_group_twice():
-    assert with_replay([1, 2, 3, 4], [9], need=4, fraction=0.5) == ([1, 2, 3], [9])
-    assert with_replay([1, 2, 3, 4], [1, 2], need=4, fraction=0.5) == ([1, 2, 3, 4], [])
-    assert with_replay([1, 2], [7, 8, 9], need=4, fraction=0.5) == ([1, 2], [7, 8])
-    assert with_replay([1], [7, 8, 9], need=4, fraction=0.5) == ([], [])
-    assert with_replay([1, 2, 3, 4], [], need=4, fraction=0.5) == ([1, 2, 3, 4], [])

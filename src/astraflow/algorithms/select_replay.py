@@ -1,0 +1,112 @@
+"""Groups that were trained come again beside fresh ones: fewer episodes for as many steps.
+
+The staleness bound holds for them as for all (the sweep at the cut), so that ``max_staleness=0`` replays nothing. Rows
+keep their first behaviour log-probs and advantages; ``use`` counts from 1, and (sample_id, use) is trained once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from astraflow.algorithms.base import ReadyGroup, Select, State, Stateful, StoredGroup
+from astraflow.algorithms.select import replay_count
+from astraflow.errors import ConfigError
+from astraflow.types import Array
+
+ORDERS = ("latest", "uniform", "prioritised")
+
+
+class WithReplay:
+    """``ratio`` of each batch is replayed, the rest picked by ``select``; what the store lacks is made up for by fresh
+    groups (F63). At least one group of a batch is fresh, so that the run never lives on its past alone.
+
+    latest        youngest first, then the one that closed last
+    uniform       without replacement
+    prioritised   without replacement, weight |advantage|^strength x decay^age (after prioritised experience replay,
+                  Schaul et al. 2015, arXiv 1511.05952; without its importance weights, as advantages of a group are
+                  relative to each other). Groups whose advantages are all 0 come last
+    """
+
+    def __init__(
+        self,
+        select: Select,
+        *,
+        ratio: float | str | Fraction,
+        order: str = "latest",
+        replays: int | None = None,
+        strength: float = 1.0,
+        decay: float = 0.5,
+        seed: int = 0,
+    ) -> None:
+        """``replays``: how often one group may come again; None: until it is too old."""
+        replay_count(1, ratio)
+        if order not in ORDERS:
+            raise ConfigError(f"WithReplay.order must be one of {', '.join(ORDERS)}, found {order!r}")
+        if replays is not None and replays < 1:
+            raise ConfigError(f"WithReplay.replays must be at least 1 or None (until too old), found {replays}")
+        if not 0 <= strength < float("inf"):
+            raise ConfigError(f"WithReplay.strength must be in [0, inf), found {strength}")
+        if not 0 < decay <= 1:
+            raise ConfigError(f"WithReplay.decay must be in (0, 1], found {decay}")
+        if seed < 0:
+            raise ConfigError(f"WithReplay.seed must be at least 0, found {seed}")
+        self._select = select
+        self._ratio = ratio
+        self._order = order
+        self._replays = replays
+        self._strength = strength
+        self._decay = decay
+        self._seed = seed
+        self._draws = 0
+
+    def pick(self, ready: Sequence[ReadyGroup], *, need: int, oldest_open: int | None) -> list[int]:
+        return self._select.pick(ready, need=need, oldest_open=oldest_open)
+
+    def share(self, stored: Sequence[StoredGroup], *, need: int) -> int:
+        return min(replay_count(need, self._ratio), need - 1, len(self._eligible(stored)))
+
+    def pick_with(
+        self, ready: Sequence[ReadyGroup], stored: Sequence[StoredGroup], *, need: int, oldest_open: int | None
+    ) -> tuple[list[int], list[int]]:
+        count = self.share(stored, need=need)
+        fresh = self._select.pick(ready, need=need - count, oldest_open=oldest_open)
+        if not fresh:
+            return [], []
+        again = self._choose(self._eligible(stored), count)
+        self._draws += 1
+        return fresh, [group.group for group in sorted(again, key=lambda each: each.arrival)]
+
+    def state_dict(self) -> State:
+        inner = self._select.state_dict() if isinstance(self._select, Stateful) else None
+        return {"draws": self._draws, "seed": self._seed, "select": inner}
+
+    def load_state_dict(self, state: State) -> None:
+        """Raises ConfigError when the seed is not that of the state."""
+        if state["seed"] != self._seed:
+            raise ConfigError(f"WithReplay.seed changed from {state['seed']} to {self._seed}: restore it")
+        self._draws = int(state["draws"])
+        if isinstance(self._select, Stateful):
+            self._select.load_state_dict(state["select"])
+
+    def _eligible(self, stored: Sequence[StoredGroup]) -> list[StoredGroup]:
+        return [group for group in stored if self._replays is None or group.uses <= self._replays]
+
+    def _choose(self, stored: list[StoredGroup], count: int) -> list[StoredGroup]:
+        if self._order == "latest":
+            return sorted(stored, key=lambda each: (each.age, -each.arrival))[:count]
+        ranked = sorted(stored, key=lambda each: each.arrival)
+        # Gumbel's trick: the largest log-weights plus noise are a draw without replacement.
+        noise = np.random.default_rng((self._seed, self._draws)).gumbel(size=len(ranked))
+        weights = np.zeros(len(ranked)) if self._order == "uniform" else self._log_weights(ranked)
+        best = np.argsort(-(weights + noise), kind="stable")[:count]
+        return [ranked[n] for n in best]
+
+    def _log_weights(self, stored: list[StoredGroup]) -> Array:
+        advantage = np.array([each.advantage for each in stored], np.float64)
+        age = np.array([each.age for each in stored], np.float64)
+        # Not -inf: among groups without any advantage the noise still decides.
+        size = np.log(np.maximum(advantage, 1e-300))
+        return np.asarray(self._strength * size + age * np.log(self._decay))
