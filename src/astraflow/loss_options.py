@@ -89,9 +89,47 @@ def _clip(low: float | None, high: float | None) -> dict[str, Option]:
     }
 
 
+_CRITIC = {"values": "", "old_values": "", "returns": ""}
+
 LOSSES: dict[str, LossSpec] = {
     "grpo": LossSpec(options={**_clip(0.2, None), **_aggregation("token_mean")}),
     "sft": LossSpec(options=_aggregation("token_mean")),
+    "decoupled_ppo": LossSpec(
+        options={
+            **_clip(0.2, None),
+            "weight_cap": Number(default=5.0, low=1, open_low=True),
+            "recompute": Choice(default=False, among=(False, True)),
+            **_aggregation("token_mean"),
+        },
+        needs={"proximal_logprobs": "recompute"},
+    ),
+    "m2po": LossSpec(options={"budget": Number(default=0.04, low=0), **_aggregation("token_mean")}),
+    "topr": LossSpec(
+        options={"negative_cap": Number(default=1.0, low=0), **_aggregation("sequence_sum_over_constant", 1.0)}
+    ),
+    "sapo": LossSpec(
+        options={
+            "temperature_positive": Number(default=1.0, low=0, open_low=True),
+            "temperature_negative": Number(default=1.05, low=0, open_low=True),
+            **_aggregation("sequence_mean"),
+        }
+    ),
+    "online_dpo": LossSpec(
+        options={"beta": Number(default=0.1, low=0, open_low=True)}, needs={"reference_logprobs": ""}
+    ),
+    "vapo": LossSpec(
+        options={
+            **_clip(0.2, 0.28),
+            "nll_weight": Number(default=0.1, low=0),
+            "positive_above": Number(default=0.0),
+            "value_weight": Number(default=1.0, low=0),
+            "value_clip": Number(default=None, low=0, open_low=True),
+            **_aggregation("token_mean"),
+        },
+        needs=_CRITIC,
+    ),
+    "value_pretraining": LossSpec(options=_aggregation("token_mean"), needs=_CRITIC),
+    "kimi": LossSpec(options={"tau": Number(default=0.1, low=0), **_aggregation("sequence_sum_over_constant", 1.0)}),
 }
 """Name → what it takes. A new loss adds a line here and one in ``losses.choose``."""
 

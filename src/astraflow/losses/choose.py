@@ -7,9 +7,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from astraflow.errors import ConfigError
+from astraflow.losses import m2po, online_dpo, vapo
 from astraflow.losses.base import LossInputs, LossOutput
+from astraflow.losses.decoupled_ppo import decoupled_ppo
 from astraflow.losses.grpo import grpo
+from astraflow.losses.kimi import kimi
+from astraflow.losses.sapo import sapo
 from astraflow.losses.sft import sft
+from astraflow.losses.topr import topr
 
 
 class Chosen(NamedTuple):
@@ -24,6 +29,14 @@ class Chosen(NamedTuple):
 LOSSES: dict[str, Chosen] = {
     "grpo": Chosen(grpo),
     "sft": Chosen(sft),
+    "decoupled_ppo": Chosen(decoupled_ppo),
+    "m2po": Chosen(m2po.m2po, m2po.prepare),
+    "topr": Chosen(topr),
+    "sapo": Chosen(sapo),
+    "online_dpo": Chosen(online_dpo.online_dpo, online_dpo.prepare),
+    "vapo": Chosen(vapo.vapo, vapo.prepare),
+    "value_pretraining": Chosen(vapo.value_pretraining),
+    "kimi": Chosen(kimi),
 }
 """Options, ranges and needed columns of each are in ``astraflow.loss_options``."""
 
