@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from astraflow.algorithms.base import State
 from astraflow.dataflow.ledger import StoredState
 from astraflow.dataflow.store import Store, connect, lock_run
 from astraflow.run.config import Resolved, read_config
@@ -50,7 +51,7 @@ def _from_the_first_epoch(state: Any, digests: Mapping[str, str]) -> Any:
     """
     if isinstance(state, Mapping):
         if state.get("tasks") in digests and "position" in state:
-            learned = {"learned": {}} if "learned" in state else {}
+            learned: State = {"learned": {}} if "learned" in state else {}
             return {**state, **learned, "tasks": digests[state["tasks"]], "position": 0}
         return {key: _from_the_first_epoch(value, digests) for key, value in state.items()}
     return [_from_the_first_epoch(each, digests) for each in state] if isinstance(state, list | tuple) else state
