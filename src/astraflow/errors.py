@@ -25,6 +25,7 @@ AstraFlowError
   ConfigError              a recipe, setting or argument is wrong; found before anything starts
   DigestMismatch           bytes or weights are not what their digest says
   WeightsRefused           weights cannot be loaded here: missing, extra or reshaped tensors
+    FullTransferNeeded       a delta cannot lead there: another form, or other weights to start from
   Starved                  a state that the policy of the recipe can never leave; carries the counts
   EpisodeError             ends one episode, never the worker
     EpisodeTruncated         a turn was cut or a limit reached: no further turn, the episode ends as truncated
@@ -132,6 +133,9 @@ class DigestMismatch(AstraFlowError): ...
 
 
 class WeightsRefused(AstraFlowError): ...
+
+
+class FullTransferNeeded(WeightsRefused): ...
 
 
 class Starved(AstraFlowError): ...

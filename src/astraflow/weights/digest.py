@@ -21,6 +21,7 @@ from astraflow.types import Array
 from astraflow.weights.tensors import Tensor, of_array, read_tensors
 
 HEAD = b"astraflow weights 1\n"
+QUICK = "xxh3:"
 
 
 class TensorDigest(NamedTuple):
@@ -62,8 +63,11 @@ def digest_files(paths: Sequence[Path]) -> str:
     return combine(digest_tensor(tensor) for path in paths for tensor in read_tensors(path))
 
 
+def quick_tensor(tensor: Tensor) -> TensorDigest:
+    """One tensor's part of ``quick_digest``."""
+    return TensorDigest(tensor.name, tensor.dtype, tensor.shape, QUICK + xxhash.xxh3_128_hexdigest(tensor.data.data))
+
+
 def quick_digest(tensors: Iterable[Tensor]) -> str:
     """The same shape of digest by xxh3-128, ten times faster: for self-checks in memory, never between processes."""
-    return combine(
-        TensorDigest(t.name, t.dtype, t.shape, "xxh3:" + xxhash.xxh3_128_hexdigest(t.data.data)) for t in tensors
-    )
+    return combine(map(quick_tensor, tensors))

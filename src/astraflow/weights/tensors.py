@@ -75,6 +75,14 @@ def parse_tensors(data: Array, what: str) -> Iterator[Tensor]:
         raise WeightsRefused(f"{what}: {len(data) - start - at} bytes after the last tensor")
 
 
+def read_metadata(data: Array, what: str) -> dict[str, str]:
+    """The free text in the header of a safetensors file (uint8 [n]). WeightsRefused if malformed."""
+    found = _header(data, what)[0].get("__metadata__", {})
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        raise WeightsRefused(f"{what}: the header's metadata is not text by name")
+    return found
+
+
 def _header(data: Array, what: str) -> tuple[dict[str, Any], int]:
     if len(data) < 8:
         raise WeightsRefused(f"{what}: {len(data)} bytes are too few for a safetensors file")

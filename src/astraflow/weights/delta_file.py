@@ -1,0 +1,206 @@
+"""The bytes of a delta: a safetensors file, so that every tool can look at it, with everything counted and checked.
+
+    __metadata__   format, lineage (digests before and after), counts
+    index  U8      zlib of msgpack: one ``Entry`` per tensor that changed
+    data   U8      their pcodec streams, end to end, in the order of the index
+    check  U8[16]  xxh3-128 of all that comes before it
+
+Bounds on what a hostile file makes us allocate: an index of ``MAX_INDEX_BYTES`` unpacked, under 512 MiB as objects.
+Tensor data is then decoded page by page.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import zlib
+from collections.abc import Sequence
+from math import prod
+from typing import Annotated, NamedTuple
+
+import msgspec
+import numpy as np
+import xxhash
+
+from astraflow.errors import DigestMismatch, WeightsRefused
+from astraflow.types import Array
+from astraflow.weights.tensors import SIZES, parse_tensors, read_metadata
+
+FORMAT = "astraflow delta 1"
+PAGE = 4096
+"""Changes of one page of a stream: what is decoded at once."""
+WHOLE_PAGE = 1 << 16
+"""Elements of one page of a tensor that travels whole."""
+MAX_INDEX_BYTES = 8 << 20
+MAX_HEADER_BYTES = 4096
+CHECK_BYTES = 16
+_DIGEST = re.compile(r"([0-9a-f]{64})?", re.ASCII)
+_PARTS = ("index", "data", "check")
+
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)]
+
+
+class DeltaHeader(NamedTuple):
+    """What a delta says of itself."""
+
+    base: str
+    """Digest (``weights.digest``) of the weights that it starts from, as manifests name them; may be empty."""
+    target: str
+    """Of those that it leads to; may be empty."""
+    base_xxh3: str
+    """``quick_digest`` of both, which the receiver checks in memory."""
+    target_xxh3: str
+    tensors: int
+    """How many changed; tied ones once."""
+    changed: int
+    """Elements that changed, of tensors that travel as changes."""
+    whole: int
+    """Elements of tensors that travel whole."""
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One tensor that changed."""
+
+    name: str
+    dtype: str
+    shape: tuple[Count, ...]
+    changed: Count
+    """Elements in the stream; of a tensor that travels whole, all of them."""
+    values: tuple[Count, ...]
+    """Bytes of the pcodec metadata, then of each page."""
+    gaps: tuple[Count, ...] = ()
+    """The same of the positions; empty: the tensor travels whole."""
+    check: bytes = b""
+    """xxh3-128 of the bits of a tensor that travels whole."""
+    aliases: tuple[str, ...] = ()
+    """Other names with the same bits before and after: tied tensors travel once."""
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def whole(self) -> bool:
+        return not self.gaps
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, *self.aliases)
+
+
+class _Index(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    pcodec: bytes
+    """Its format header, the same for every stream."""
+    entries: tuple[Entry, ...]
+
+
+class Delta(NamedTuple):
+    """A parsed delta; ``data`` is a view of its bytes."""
+
+    header: DeltaHeader
+    pcodec: bytes
+    entries: tuple[Entry, ...]
+    starts: tuple[int, ...]
+    """Where each entry's streams begin in ``data``."""
+    data: memoryview
+
+
+def build(lineage: tuple[str, str, str, str], pcodec: bytes, streams: Sequence[tuple[Entry, Sequence[bytes]]]) -> bytes:
+    """A delta's bytes. ``lineage``: the first four fields of its header; each entry comes with its streams in order."""
+    entries = tuple(entry for entry, _ in streams)
+    data = b"".join(part for _, parts in streams for part in parts)
+    index = zlib.compress(msgspec.msgpack.encode(_Index(pcodec, entries)), 9)
+    metadata = {
+        "format": FORMAT,
+        **dict(zip(DeltaHeader._fields, lineage, strict=False)),
+        "tensors": str(len(entries)),
+        "changed": str(sum(entry.changed for entry in entries if not entry.whole)),
+        "whole": str(sum(entry.changed for entry in entries if entry.whole)),
+    }
+    header: dict[str, object] = {"__metadata__": metadata}
+    at = 0
+    for name, size in zip(_PARTS, (len(index), len(data), CHECK_BYTES), strict=True):
+        header[name] = {"dtype": "U8", "shape": [size], "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    body = b"".join((struct.pack("<Q", len(text)), text, index, data))
+    return body + xxhash.xxh3_128_digest(body)
+
+
+def parse(delta: bytes | memoryview) -> Delta:
+    """Everything but the streams, checked. Raises WeightsRefused (malformed), DigestMismatch (damaged)."""
+    raw = np.frombuffer(delta, np.uint8)
+    if len(raw) < 8 or struct.unpack("<Q", raw[:8].tobytes())[0] > MAX_HEADER_BYTES:
+        raise WeightsRefused(f"delta: {len(raw)} bytes that do not begin with the header of a delta")
+    if xxhash.xxh3_128_digest(raw[:-CHECK_BYTES].data) != raw[-CHECK_BYTES:].tobytes():
+        raise DigestMismatch("delta: it is damaged or cut off (its checksum is wrong)")
+    parts = {tensor.name: tensor for tensor in parse_tensors(raw, "delta")}
+    if set(parts) != set(_PARTS) or len(parts["check"].data) != CHECK_BYTES:
+        raise WeightsRefused(f"delta: it must consist of {', '.join(_PARTS)}")
+    header = _header(read_metadata(raw, "delta"))
+    index = _index(parts["index"].data)
+    starts, at = [], 0
+    for entry in index.entries:
+        _require_sound(entry)
+        starts.append(at)
+        at += sum(entry.gaps) + sum(entry.values)
+    data = parts["data"].data
+    if at != len(data):
+        raise WeightsRefused(f"delta: its streams have {len(data)} bytes, the index says {at}")
+    _require_counts(header, index.entries)
+    return Delta(header, index.pcodec, index.entries, tuple(starts), data.data)
+
+
+def _header(metadata: dict[str, str]) -> DeltaHeader:
+    if metadata.get("format") != FORMAT:
+        raise WeightsRefused(f"delta: its format is {metadata.get('format', 'none')[:40]!r}, this is {FORMAT!r}")
+    values = [metadata.get(name, "") for name in DeltaHeader._fields]
+    digests, counts = values[:4], values[4:]
+    if not all(_DIGEST.fullmatch(d) for d in digests) or not all(digests[2:]):
+        raise WeightsRefused("delta: a digest in its header is not one")
+    if not all(c.isascii() and c.isdigit() and len(c) <= 15 for c in counts):
+        raise WeightsRefused("delta: a count in its header is not one")
+    base, target, base_xxh3, target_xxh3 = digests
+    tensors, changed, whole = map(int, counts)
+    return DeltaHeader(base, target, base_xxh3, target_xxh3, tensors, changed, whole)
+
+
+def _index(packed: Array) -> _Index:
+    unpack = zlib.decompressobj()
+    try:
+        raw = unpack.decompress(packed.tobytes(), MAX_INDEX_BYTES)
+        if not unpack.eof or unpack.unused_data:
+            raise WeightsRefused(f"delta: its index is cut off or takes more than {MAX_INDEX_BYTES} bytes")
+        return msgspec.msgpack.decode(raw, type=_Index)
+    except (zlib.error, msgspec.DecodeError, RecursionError) as error:
+        raise WeightsRefused(f"delta: its index cannot be read: {str(error)[:100]}") from error
+
+
+def _require_sound(entry: Entry) -> None:
+    """One entry agrees with itself."""
+    size = entry.size
+    page = WHOLE_PAGE if entry.whole else PAGE
+    sound = (
+        entry.dtype in SIZES
+        and len(entry.shape) <= 16
+        and size < 1 << 48
+        and 0 < entry.changed <= size
+        and len(entry.values) == 1 + -(-entry.changed // page)
+        and (entry.whole or len(entry.gaps) == len(entry.values))
+        and (not entry.whole or entry.changed == size)
+        and len(entry.check) == (CHECK_BYTES if entry.whole else 0)
+    )
+    if not sound:
+        raise WeightsRefused(f"delta: the index's entry of tensor {entry.name[:100]!r} is malformed")
+
+
+def _require_counts(header: DeltaHeader, entries: tuple[Entry, ...]) -> None:
+    names = [name for entry in entries for name in entry.names]
+    changed = sum(entry.changed for entry in entries if not entry.whole)
+    whole = sum(entry.changed for entry in entries if entry.whole)
+    if len(set(names)) < len(names):
+        raise WeightsRefused("delta: a tensor occurs twice")
+    if (header.tensors, header.changed, header.whole) != (len(entries), changed, whole):
+        raise WeightsRefused("delta: its header counts other tensors or elements than its index")

@@ -1,0 +1,173 @@
+"""The changes of one tensor as two streams of integers, and back: positions as gaps, values as differences of bits.
+
+Both go through pcodec (Loncaric, Jeppesen, Zinberg, 2025, arXiv 2502.06112): one set of metadata, then pages that are
+decoded one at a time. A gap is the number of unchanged elements before a changed one; a difference wraps around.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from pcodec import ChunkConfig, DeltaSpec, ModeSpec, PagingSpec, wrapped
+
+from astraflow.errors import WeightsRefused
+from astraflow.types import Array
+from astraflow.weights.delta_file import PAGE, WHOLE_PAGE, Entry
+from astraflow.weights.tensors import SIZES
+
+BLOCK = 1 << 18
+"""Elements compared at once: what fits into a core's cache."""
+WHOLE_SHARE = 3
+"""A tensor of which more than one in so many elements changed travels whole."""
+
+
+_RAMP = np.arange(PAGE)
+
+
+class Changes(NamedTuple):
+    """Where one tensor changed and by how much."""
+
+    gaps: Array
+    """uint32, or uint64 for a tensor of 2³² elements or more [changed]"""
+    values: Array
+    """signed integers as wide as an element [changed]: new bits less old bits, wrapped around"""
+
+
+def pcodec_header() -> bytes:
+    """pcodec's own version mark."""
+    header: bytes = wrapped.FileCompressor().write_header()
+    return header
+
+
+def find_changes(base: Array, new: Array) -> Changes | None:
+    """Of two flat arrays of bits (unsigned, same length). None: more than a third changed."""
+    most = len(base) // WHOLE_SHARE
+    found: list[Array] = []
+    values: list[Array] = []
+    count = 0
+    for at in range(0, len(base), BLOCK):
+        old, now = base[at : at + BLOCK], new[at : at + BLOCK]
+        where = np.flatnonzero(old != now)
+        if not len(where):
+            continue
+        count += len(where)
+        if count > most:
+            return None
+        values.append((now[where] - old[where]).view(_signed(base.itemsize)))
+        found.append(where + at)
+    if not found:
+        return Changes(np.empty(0, _gap_type(len(base))), np.empty(0, _signed(base.itemsize)))
+    return Changes(to_gaps(np.concatenate(found), len(base)), np.concatenate(values))
+
+
+def to_gaps(positions: Array, size: int) -> Array:
+    """Strictly increasing positions [k] in a tensor of ``size`` as gaps."""
+    gaps = np.empty(len(positions), _gap_type(size))
+    if len(positions):
+        gaps[0] = positions[0]
+        np.subtract(positions[1:] - 1, positions[:-1], out=gaps[1:], casting="unsafe")
+    return gaps
+
+
+def to_positions(gaps: Array) -> Array:
+    """int64 [k]"""
+    positions = np.cumsum(gaps, dtype=np.int64)
+    positions += np.arange(len(gaps))
+    return positions
+
+
+def pack_stream(numbers: Array, *, page: int) -> list[bytes]:
+    """pcodec metadata, then pages of ``page`` numbers each; these are plain integers, nothing else is tried."""
+    sizes = [min(page, len(numbers) - at) for at in range(0, len(numbers), page)]
+    config = ChunkConfig(
+        mode_spec=ModeSpec.classic(),
+        delta_spec=DeltaSpec.no_op(),
+        paging_spec=PagingSpec.exact_page_sizes(sizes),
+        enable_8_bit=True,
+    )
+    packed = wrapped.FileCompressor().chunk_compressor(np.ascontiguousarray(numbers), config)
+    return [packed.write_meta(), *(packed.write_page(index) for index in range(len(sizes)))]
+
+
+class Streams:
+    """Reads one entry's streams page by page. Malformed bytes raise WeightsRefused, whatever pcodec makes of them."""
+
+    def __init__(self, entry: Entry, pcodec: bytes, data: memoryview, start: int) -> None:
+        self.entry = entry
+        self._width = SIZES[entry.dtype]
+        self._pcodec = pcodec
+        self._data = data
+        self._start = start
+
+    def changes(self, *, stop: int | None = None) -> Iterator[tuple[Array, Array]]:
+        """(positions int64, differences as unsigned bits) of each page up to page ``stop``; valid until the next."""
+        entry = self.entry
+        last = -1
+        buffer = np.empty(min(PAGE, entry.changed), np.int64)
+        middle = self._start + sum(entry.gaps)
+        gaps = self._numbers(self._start, entry.gaps, _gap_type(entry.size), PAGE, stop)
+        values = self._numbers(middle, entry.values, _signed(self._width), PAGE, stop)
+        for gap, value in zip(gaps, values, strict=True):
+            if int(gap.max()) >= entry.size:  # also keeps the sum below from wrapping around
+                raise WeightsRefused(f"delta: a position of tensor {entry.name[:100]} is outside of it")
+            positions = np.cumsum(gap, out=buffer[: len(gap)])
+            positions += _RAMP[: len(gap)]
+            positions += last + 1
+            last = int(positions[-1])
+            if last >= entry.size:
+                raise WeightsRefused(f"delta: a position of tensor {entry.name[:100]} is outside of it")
+            yield positions, value.view(_unsigned(self._width))
+
+    def bits(self) -> Iterator[Array]:
+        """Pages of a tensor that travels whole; valid until the next."""
+        return self._numbers(self._start, self.entry.values, _unsigned(self._width), WHOLE_PAGE, None)
+
+    def _numbers(
+        self, at: int, sizes: Sequence[int], dtype: np.dtype[Any], page: int, stop: int | None
+    ) -> Iterator[Array]:
+        """``sizes``: bytes of the metadata at ``at``, then of each page."""
+        left = self.entry.changed
+        buffer = np.empty(min(page, -(-left // 256) * 256), dtype)
+        stream = None
+        for number, size in enumerate(sizes):
+            if stop is not None and number > stop:
+                return
+            part = bytes(self._data[at : at + size])
+            at += size
+            count = min(page, left)
+            with self._pcodec_errors():
+                if stream is None:
+                    files, _ = wrapped.FileDecompressor.new(self._pcodec)
+                    stream, _ = files.chunk_decompressor(part, f"{dtype.kind}{8 * dtype.itemsize}")
+                    continue
+                progress, read = stream.read_page_into(part, count, buffer)
+            if progress.n_processed != count or read != len(part):
+                raise WeightsRefused(f"delta: a page of tensor {self.entry.name[:100]} is not what the index says")
+            left -= count
+            yield buffer[:count]
+
+    @contextlib.contextmanager
+    def _pcodec_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            # A panic in Rust is no Exception; here it only means that the bytes were hostile.
+            if isinstance(error, RuntimeError | TypeError | ValueError) or type(error).__name__ == "PanicException":
+                name = self.entry.name[:100]
+                raise WeightsRefused(f"delta: a stream of tensor {name} cannot be decoded") from error
+            raise
+
+
+def _gap_type(size: int) -> np.dtype[Any]:
+    return np.dtype(np.uint32 if size < 1 << 32 else np.uint64)
+
+
+def _signed(width: int) -> np.dtype[Any]:
+    return np.dtype(f"<i{width}")
+
+
+def _unsigned(width: int) -> np.dtype[Any]:
+    return np.dtype(f"<u{width}")
