@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from astraflow.errors import ConfigError
 
 AGGREGATIONS = ("token_mean", "sequence_mean", "sequence_sum_over_constant")
+KL = ("k1_in_loss", "k2_in_loss", "k3_in_loss", "k3_weighted", "k1_in_reward", "k2_in_reward", "k3_in_reward")
+LEVELS = ("token", "sequence", "geometric")
 Value = float | str | bool | None
 
 
@@ -89,10 +91,76 @@ def _clip(low: float | None, high: float | None) -> dict[str, Option]:
     }
 
 
+def _kl(default: str) -> dict[str, Option]:
+    return {"kl": Choice(default=default, among=KL), "kl_coefficient": Number(default=0.0, low=0)}
+
+
+_REFERENCE = {"reference_logprobs": "kl_coefficient"}
 _CRITIC = {"values": "", "old_values": "", "returns": ""}
 
 LOSSES: dict[str, LossSpec] = {
-    "grpo": LossSpec(options={**_clip(0.2, None), **_aggregation("token_mean")}),
+    "ppo": LossSpec(
+        options={
+            **_clip(0.2, None),
+            "dual_clip": Number(default=None, low=1, open_low=True),
+            **_kl("k1_in_reward"),
+            "value_coefficient": Number(default=0.0, low=0),
+            "value_clip": Number(default=None, low=0, open_low=True),
+            **_aggregation("token_mean"),
+        },
+        needs={**_REFERENCE, **dict.fromkeys(_CRITIC, "value_coefficient")},
+    ),
+    "grpo": LossSpec(options={**_clip(0.2, None), **_kl("k3_in_loss"), **_aggregation("token_mean")}, needs=_REFERENCE),
+    "dr_grpo": LossSpec(
+        options={**_clip(0.2, None), **_kl("k3_in_loss"), **_aggregation("sequence_sum_over_constant")},
+        needs=_REFERENCE,
+    ),
+    "dapo": LossSpec(options={**_clip(0.2, 0.28), **_kl("k3_in_loss"), **_aggregation("token_mean")}, needs=_REFERENCE),
+    "gspo": LossSpec(
+        options={
+            "variant": Choice(default="sequence", among=("sequence", "token")),
+            **_clip(3e-4, 4e-4),
+            **_kl("k3_in_loss"),
+            **_aggregation("sequence_mean"),
+        },
+        needs=_REFERENCE,
+    ),
+    "cispo": LossSpec(
+        options={**_clip(None, 4.0), **_kl("k3_in_loss"), **_aggregation("token_mean")}, needs=_REFERENCE
+    ),
+    "rloo": LossSpec(
+        options={
+            "ratio": Choice(default="none", among=("none", "sequence")),
+            **_clip(0.2, None),
+            **_kl("k1_in_reward"),
+            **_aggregation("sequence_sum_over_constant", 1.0),
+        },
+        needs=_REFERENCE,
+    ),
+    "reinforce_plus_plus": LossSpec(
+        options={**_clip(0.2, None), **_kl("k1_in_reward"), **_aggregation("token_mean")}, needs=_REFERENCE
+    ),
+    "tis": LossSpec(
+        options={
+            "level": Choice(default="token", among=LEVELS),
+            "cap": Number(default=2.0, low=1),
+            **_clip(0.2, None),
+            **_kl("k3_in_loss"),
+            **_aggregation("token_mean"),
+        },
+        needs=_REFERENCE,
+    ),
+    "mis": LossSpec(
+        options={
+            "level": Choice(default="token", among=LEVELS),
+            "low": Number(default=0.5, low=0, high=1),
+            "high": Number(default=5.0, low=1),
+            **_clip(0.2, None),
+            **_kl("k3_in_loss"),
+            **_aggregation("token_mean"),
+        },
+        needs=_REFERENCE,
+    ),
     "sft": LossSpec(options=_aggregation("token_mean")),
     "decoupled_ppo": LossSpec(
         options={
@@ -101,7 +169,6 @@ LOSSES: dict[str, LossSpec] = {
             "recompute": Choice(default=False, among=(False, True)),
             **_aggregation("token_mean"),
         },
-        needs={"proximal_logprobs": "recompute"},
     ),
     "m2po": LossSpec(options={"budget": Number(default=0.04, low=0), **_aggregation("token_mean")}),
     "topr": LossSpec(
