@@ -14,6 +14,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from astraflow.dataflow import batches, cut, episodes, groups, ledger, policies, retention, store, trainers
 from astraflow.types import Batch
 from tests.model.machine import LedgerMachine
+from tests.model.replay_machine import ReplayMachine
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -116,6 +117,17 @@ MUTANTS: dict[str, Patch] = {
     "an episode is stored without its bytes": instead(episodes.Payloads, "put_episode", lambda *a, **k: None),
 }  # fmt: skip
 
+REPLAY_MUTANTS: dict[str, Patch] = {
+    "a replay is no further use": sql("SELECT 1 + COALESCE(MAX(g.use), 0)", "SELECT 1"),
+    "a replay is a first use": sql("SELECT 1 + COALESCE(MAX(g.use), 0)", "SELECT 0"),
+    "what is replayed may be of any age": both(
+        sql("state = 'trained' AND fresh_version >= ?", "state = 'trained' AND fresh_version >= ? - 100"),
+        instead(cut, "is_stale", lambda *a, **k: False),
+    ),
+    "a replay is credited anew": sql("SET verdict = ?1 WHERE group_id = ?2", "SET batch = batch WHERE ?1 <> ?1 AND group_id = ?2"),  # noqa: E501
+    "groups follow every batch that they are in": sql("WHERE batch = ? AND use = 0", "WHERE batch = ?"),
+}  # fmt: skip
+
 _publish = policies.Policies.publish
 
 
@@ -126,6 +138,16 @@ def _published(self: Any, now: float, manifest: Any) -> Any:
 @pytest.mark.parametrize("name", MUTANTS)
 def test_seeded_bug_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     MUTANTS[name](monkeypatch)
+    _is_caught(LedgerMachine)
+
+
+@pytest.mark.parametrize("name", REPLAY_MUTANTS)
+def test_seeded_bug_of_replay_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    REPLAY_MUTANTS[name](monkeypatch)
+    _is_caught(ReplayMachine)
+
+
+def _is_caught(machine: type[LedgerMachine]) -> None:
     quick = settings(
         max_examples=40,
         stateful_step_count=25,
@@ -137,4 +159,4 @@ def test_seeded_bug_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
         suppress_health_check=tuple(HealthCheck),
     )
     with pytest.raises(BaseException):  # noqa: B017 - an assertion, a refusal or a hang's timeout: it is seen
-        run_state_machine_as_test(LedgerMachine, settings=quick)
+        run_state_machine_as_test(machine, settings=quick)

@@ -29,6 +29,15 @@ class DropZeroVariance:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DropNoAdvantage:
+    """Drops a group whose advantages are all exactly 0 (``zero_advantage``), whatever its rewards are: for a Credit
+    that compares something else than the rewards of one key (shaped ones, returns, states)."""
+
+    def verdict(self, summary: GroupSummary, advantages: Array) -> str | None:
+        return None if np.any(advantages[summary.units.counts]) else "zero_advantage"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DropTruncated:
     """Samples of truncated episodes take no gradient, their rewards stay in the baseline; none left drops the group."""
 
