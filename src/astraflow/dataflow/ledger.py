@@ -234,7 +234,8 @@ class Ledger:
             self.components.said(TRAINER, row[0], report)
 
     def live_manifests(self) -> tuple[Manifest, ...]:
-        """What somebody may still have to load: two newest publications a policy, resumed versions, open pins."""
+        """What somebody may still have to load: two newest publications a policy, resumed versions, open pins, and
+        what the recipe keeps of each policy."""
         wanted = {
             (policy, version)
             for policy, version in self.store.all(
@@ -242,6 +243,5 @@ class Ledger:
                 "WHERE p.serial >= n.serial - 1 UNION SELECT policy, version FROM trainers"
             )
         }
-        return tuple(
-            self.policies.manifest(policy, version) for policy, version in sorted(wanted | self.evals.pinned())
-        )
+        wanted |= self.evals.pinned() | self.policies.kept()
+        return tuple(self.policies.manifest(policy, version) for policy, version in sorted(wanted))

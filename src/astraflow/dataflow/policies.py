@@ -59,6 +59,11 @@ class Policies:
         self._store.event(now, "frozen", policy=policy, version=version)
         return version
 
+    def kept(self) -> set[tuple[str, int]]:
+        """(policy, version) of every ``keep_every``-th version: opponents from the past."""
+        every = {name: spec.keep_every for name, spec in self._spec.policies.items() if spec.keep_every}
+        return {(name, version) for name, version, _ in self.published if name in every and not version % every[name]}
+
     @property
     def complete(self) -> bool:
         """Whether every policy has a version that can be served."""

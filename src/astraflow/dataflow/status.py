@@ -54,12 +54,18 @@ def _policy(ledger: Ledger, now: float, policy: str) -> m.PolicyStatus:
     return m.PolicyStatus(
         policy=policy,
         trainable=trainable,
-        version=ledger.policies.versions[policy],
+        version=ledger.policies.versions[policy] if trainable else _played(ledger, policy),
         steps=ledger.policies.steps[policy],
         groups=groups,
         staleness={str(age): count for age, count in ages},
         waits=(starved_words(ledger, policy) or lacks(ledger, now, policy)) if trainable else "",
     )
+
+
+def _played(ledger: Ledger, policy: str) -> int:
+    """Of a frozen policy the version that is played with: 0 until it is swapped."""
+    newest = ledger.policies.newest.get(policy)
+    return 0 if newest is None else newest.version
 
 
 def _dataflow(ledger: Ledger, now: float, lags_s: Sequence[float], *, full: bool) -> m.ComponentStatus:

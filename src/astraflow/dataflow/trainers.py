@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from astraflow.dataflow.league import freeze, swap
 from astraflow.dataflow.ledger import Ledger
 from astraflow.dataflow.retention import checkpoint_kept, forget_checkpoint, require_bytes
 from astraflow.dataflow.starving import starve_without_signal
@@ -155,7 +156,7 @@ def _committed(ledger: Ledger, policy: str, version: int) -> Manifest:
 
 
 def operate(ledger: Ledger, now: float, request: m.OperatorRequest) -> None:
-    """``stop``, ``resume`` (a run that failed), ``drain`` or ``rollback``. Raises BadRequest."""
+    """``stop``, ``resume`` (a run that failed), ``drain``, ``rollback``, ``freeze`` or ``swap``. Raises BadRequest."""
     if request.action == "stop":
         ledger.stop(now, "RunFailed", request.error or "stopped by the operator")
     elif request.action == "resume":
@@ -165,8 +166,12 @@ def operate(ledger: Ledger, now: float, request: m.OperatorRequest) -> None:
             raise BadRequest(f"no rollout service {request.worker!r} was ever here")
     elif request.action == "rollback" and request.policy is not None and request.version is not None:
         roll_back(ledger, now, request.policy, request.version)
+    elif request.action == "freeze" and request.policy is not None:
+        freeze(ledger, now, request.policy)
+    elif request.action == "swap" and request.policy is not None and request.version is not None:
+        swap(ledger, now, request.policy, request.source or request.policy, request.version)
     else:
         raise BadRequest(
             f"action {request.action[:40]!r} is not one of stop, resume, drain (worker), rollback (policy, version), "
-            "or lacks what it needs"
+            "freeze (policy), swap (policy, source, version), or lacks what it needs"
         )

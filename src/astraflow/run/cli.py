@@ -16,6 +16,8 @@ VERBS: dict[str, str] = {
     "ledger": "where every episode, group and sample of a run is; exit 1 if that does not balance",
     "trace": "the journey of one episode",
     "doctor": "why a loss is flat or zero: what is normal in a run, what is broken; exit 1 if something is",
+    "freeze": "end one policy of a run that goes on at the version that it has",
+    "swap": "let a frozen policy play with a past version of another",
     "resume": "go on with a run that was stopped",
     "eval": "held-out score of a model folder",
     "models get": "build a known model's folder",

@@ -20,6 +20,7 @@ from astraflow.algorithms.credit import GroupMean
 from astraflow.algorithms.curate import Shuffled
 from astraflow.algorithms.keep import DropZeroVariance
 from astraflow.algorithms.pace import BoundedStaleness
+from astraflow.algorithms.pace_rounds import SCHEDULES
 from astraflow.algorithms.pipeline import Pipeline
 from astraflow.algorithms.select import EarliestDeadline
 from astraflow.dataflow.settings import Limits
@@ -45,6 +46,8 @@ class Policy:
     groups_per_batch: int = 8
     steps: int | None = None
     """Committed versions at which this policy ends; None: ``Recipe.steps``. Others go on and play with its last one."""
+    keep_every: int = 0
+    """Every so many versions one stays in the store, for a frozen policy to play with later (a league); 0: none."""
     trainer: TrainerSettings = field(default_factory=TrainerSettings)
     engine: EngineSettings = field(default_factory=lambda: EngineSettings(versions_held=2))
     """Two versions: evaluation stays with the one that it began with while training moves on."""
@@ -52,6 +55,7 @@ class Policy:
     def __post_init__(self) -> None:
         _at_least("Policy.max_staleness", self.max_staleness, 0)
         _at_least("Policy.groups_per_batch", self.groups_per_batch, 1)
+        _at_least("Policy.keep_every", self.keep_every, 0)
         if self.steps is not None:
             _at_least("Policy.steps", self.steps, 0)
 
@@ -106,6 +110,9 @@ class Recipe:
     tasks: TaskSource
     pipeline: Pipeline | Callable[[Recipe], Pipeline] | None = None
     """The five choices, or a function that makes them of this recipe; None: GRPO (``default_pipeline``)."""
+    schedule: str = "async"
+    """``async``: the pipeline's own Pace. For comparison: ``barrier`` (all policies step together), ``sync`` (generate
+    a whole batch, then train, then update)."""
     sampling: Sampling = field(default_factory=Sampling)
     eval: Eval | None = None
     group_size: int = 8
@@ -127,6 +134,8 @@ class Recipe:
             )
         if not self.name.replace("-", "").replace("_", "").replace(".", "").isalnum():
             raise ConfigError(f"Recipe.name may hold letters, digits, '-', '_' and '.', found {self.name!r}")
+        if self.schedule not in ("async", *SCHEDULES):
+            raise ConfigError(f"Recipe.schedule must be one of async, {', '.join(SCHEDULES)}, found {self.schedule!r}")
         _at_least("Recipe.group_size", self.group_size, 1)
         _at_least("Recipe.steps", self.steps, 0)
         _at_least("Recipe.seed", self.seed, 0)
@@ -137,12 +146,13 @@ class Recipe:
 
     def with_pipeline(self) -> Recipe:
         """With its pipeline built: from then on ``pipeline`` is a ``Pipeline``."""
-        if isinstance(self.pipeline, Pipeline):
-            return self
-        made = default_pipeline(self) if self.pipeline is None else self.pipeline(self)
+        made = self.pipeline
+        if not isinstance(made, Pipeline):
+            made = default_pipeline(self) if made is None else made(self)
         if not isinstance(made, Pipeline):
             raise ConfigError(f"Recipe.pipeline must give a Pipeline, found {type(made).__name__}")
-        return dataclasses.replace(self, pipeline=made)
+        pace = SCHEDULES.get(self.schedule)
+        return dataclasses.replace(self, pipeline=made if pace is None else dataclasses.replace(made, pace=pace()))
 
     @property
     def casting(self) -> dict[str, str]:

@@ -31,6 +31,7 @@ def run_spec(resolved: Resolved, run: str) -> RunSpec:
                 max_staleness=policy.max_staleness,
                 groups_per_batch=policy.groups_per_batch,
                 steps=policy.steps,
+                keep_every=policy.keep_every,
             )
             for name, policy in recipe.policies.items()
         },

@@ -288,7 +288,8 @@ class EventsReply(Record, frozen=True, kw_only=True):
 
 
 class OperatorRequest(Record, frozen=True, kw_only=True):
-    """``stop`` (with the first cause), ``drain`` (a worker) or ``rollback`` (a policy to a version)."""
+    """``stop`` (with the first cause), ``drain`` (a worker), ``rollback`` (a policy to a version), ``freeze`` (a policy),
+    or ``swap`` (a frozen policy plays with a version of ``source``)."""
 
     action: str
     worker: str | None = None
@@ -299,3 +300,5 @@ class OperatorRequest(Record, frozen=True, kw_only=True):
 
 class Done(Record, frozen=True, kw_only=True):
     """Acknowledged."""
+    source: str | None = None
+    """Of ``swap``: whose version; None: the policy's own."""

@@ -33,6 +33,8 @@ FLAGS = {
         "tensorboard",
         "json",
     ),
+    "freeze": ("run", "policy"),
+    "swap": ("run", "policy", "source", "version"),
     "eval": ("recipe", "model", "policy", "set", "seed", "json"),
     "models get": ("name", "dir"),
     "models export": ("run", "dir", "version", "policy"),

@@ -53,18 +53,14 @@ def _over(path: Path, *, as_json: bool) -> int:
 async def _ask(run: str) -> StatusReply | None:
     """None: of a run folder whose dataflow does not answer."""
     from astraflow.errors import ConfigError, Unavailable
-    from astraflow.run.layout import RunFolder
+    from astraflow.run.operate import dataflow_of
     from astraflow.wire.client import HttpDataflow
-    from astraflow.wire.tokens import Tokens, from_environment
 
     is_url = "://" in run
-    if is_url:
-        url, token = run, from_environment()
-    else:
-        folder = RunFolder(Path(run)).require()
-        if not folder.endpoint.exists():
-            return None
-        url, token = folder.url(), Tokens.read(folder.path).operator
+    found = dataflow_of(run)
+    if found is None:
+        return None
+    url, token = found
     async with HttpDataflow(url, token, retry_s=2.0, timeout_s=10.0) as client:
         try:
             return await client.status()

@@ -1,0 +1,25 @@
+"""End a policy of a run that goes on at the version that it has: it plays on, the others are trained."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from tyro.conf import Positional
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    run: Positional[str]
+    """Run folder, or URL of its dataflow (the token is then taken from ASTRAFLOW_TOKEN)."""
+    policy: Positional[str]
+    """A policy that is trained in it."""
+
+
+def main(args: Args) -> int:
+    from astraflow.run.operate import operate
+    from astraflow.wire.messages import OperatorRequest
+
+    asyncio.run(operate(args.run, OperatorRequest(action="freeze", policy=args.policy)))
+    print(f"{args.policy} is frozen: its trainer ends, it plays on with its last version")
+    return 0
