@@ -25,14 +25,14 @@ class PolicySpec:
     groups_per_batch: int = 8
     steps: int | None = None
     """Committed versions at which it ends; None: the run's."""
-
     keep_every: int = 0
     """Every so many versions one stays in the store, to be played with later; 0: none."""
+
     def __post_init__(self) -> None:
         _at_least("PolicySpec.max_staleness", self.max_staleness, 0)
         _at_least("PolicySpec.groups_per_batch", self.groups_per_batch, 1)
-        if self.steps is not None:
         _at_least("PolicySpec.keep_every", self.keep_every, 0)
+        if self.steps is not None:
             _at_least("PolicySpec.steps", self.steps, 0)
 
     @property
