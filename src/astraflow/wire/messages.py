@@ -296,9 +296,9 @@ class OperatorRequest(Record, frozen=True, kw_only=True):
     policy: str | None = None
     version: int | None = None
     error: str | None = None
+    source: str | None = None
+    """Of ``swap``: whose version; None: the policy's own."""
 
 
 class Done(Record, frozen=True, kw_only=True):
     """Acknowledged."""
-    source: str | None = None
-    """Of ``swap``: whose version; None: the policy's own."""
