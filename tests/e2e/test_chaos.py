@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from astraflow.run.chaos.plan import Component, Fault, Kind
+from astraflow.run.chaos.plan import BEFORE_COMMIT, Component, Fault, Kind
 from astraflow.run.chaos.session import session
 from tests.e2e.conftest import Cli
 
@@ -48,30 +48,39 @@ def fault(number: int, kind: Kind, point: str = "") -> Fault:
     )
 
 
-def without(what: str, plan: list[Fault], recipe: Path, folder: Path, cache: Path) -> dict[str, Any]:
+def without(
+    what: str, plan: list[Fault], recipe: Path, folder: Path, cache: Path, *, checkpoint_every: int = 10
+) -> dict[str, Any]:
     """The figures of a run whose every process has that guarantee switched off."""
     lines = f"\nfrom astraflow.testing.sabotage import switch_off\n\nswitch_off({what!r})\n"
     recipe.write_text(recipe.read_text() + (lines if what else ""))
     say = lambda line: print(line, file=sys.stderr)  # noqa: E731 - shown where the test fails
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ASTRAFLOW_CACHE", str(cache))
-        return session(
-            str(recipe), plan=plan, overrides=["policies.main.trainer.checkpoint_every=10"], folder=folder, say=say
-        )
+        overrides = [f"policies.main.trainer.checkpoint_every={checkpoint_every}"]
+        return session(str(recipe), plan=plan, overrides=overrides, folder=folder, say=say)
 
 
 UNDOES = [fault(0, Kind.POINT, "trainer.before_checkpoint"), fault(1, Kind.POINT, "trainer.before_checkpoint")]
-TWO_TRAINERS = [fault(0, Kind.SECOND)]
+TWO_TRAINERS = [fault(0, Kind.SECOND, BEFORE_COMMIT)]
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("what", "plan"), [("uncommit", UNDOES), ("fencing", TWO_TRAINERS)])
+@pytest.mark.parametrize(("what", "plan", "checkpoint_every"), [("uncommit", UNDOES, 10), ("fencing", TWO_TRAINERS, 2)])
 def test_a_guarantee_that_is_off_is_found(
-    what: str, plan: list[Fault], write_recipe: Callable[..., Path], tmp_path: Path, cache: Path
+    what: str,
+    plan: list[Fault],
+    checkpoint_every: int,
+    write_recipe: Callable[..., Path],
+    tmp_path: Path,
+    cache: Path,
 ) -> None:
-    found = without(what, plan, write_recipe(), tmp_path / what, cache)
+    """Killed between a commit and its checkpoint, a trainer must give steps back; replaced while it held a step, it
+    must be refused, or the step that its successor made instead is in no weights that survive."""
+    found = without(what, plan, write_recipe(), tmp_path / what, cache, checkpoint_every=checkpoint_every)
     shown = {name: value for name, value in found.items() if isinstance(value, int)}
     assert found["lost"] + found["trained_twice"] > 0, shown
+    assert found["missed_points"] == 0, shown
 
 
 @pytest.mark.timeout(900)

@@ -1,10 +1,11 @@
-"""Named points of the code at which a test of faults may end this process. Off unless ASTRAFLOW_CHAOS is set.
+"""Named points of the code at which a test of faults may end or stop this process. Off unless ASTRAFLOW_CHAOS is set.
 
     ASTRAFLOW_CHAOS=trainer.before_commit:3    this process is killed when it is there for the third time
     ASTRAFLOW_CHAOS=/a/folder                  a file in it that has a point's name is an order: who gets there first
-                                               takes it (renames it), writes down pid and time, and is killed
+                                               takes it (renames it), writes down pid and time, and is killed;
+                                               one that says "stop" is only stopped, there, until somebody lets it go on
 
-Killed is SIGKILL: nothing is flushed, closed or said, as when the machine takes the memory back.
+Killed is SIGKILL: nothing is flushed, closed or said, as when the machine takes the memory back. Stopped is SIGSTOP.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ POINTS = {
 }
 """Component → its points, as they are named in the code."""
 TAKEN = ".taken"
+STOP = "stop"
+"""What an order says that only stops; an empty one kills."""
 
 
 class _Chaos:
@@ -57,8 +60,18 @@ class _Chaos:
             (self._folder / point).rename(taken)
         except FileNotFoundError:
             return
+        only_stop = taken.read_text(encoding="utf-8") == STOP
         taken.write_text(json.dumps({"pid": os.getpid(), "at": time.monotonic()}), encoding="utf-8")
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGSTOP if only_stop else signal.SIGKILL)
+
+
+def give_order(folder: Path, point: str, *, only_stop: bool = False) -> Path:
+    """For the next process that gets to ``point``; where it will be found once somebody took it."""
+    order = folder / point
+    whole = order.with_name(f"{point}.new")  # nobody may take an order that is not written to its end
+    whole.write_text(STOP if only_stop else "", encoding="utf-8")
+    whole.rename(order)
+    return folder / f"{point}{TAKEN}"
 
 
 _chaos = _Chaos(wanted) if (wanted := os.environ.get(ENVIRONMENT)) else None

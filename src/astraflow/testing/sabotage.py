@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import msgspec
-
 from astraflow.dataflow.batches import Batches
 from astraflow.dataflow.policies import Policies
 from astraflow.errors import ConfigError
@@ -22,15 +20,17 @@ def _uncommit() -> None:
 
 
 def _fencing() -> None:
-    """A trainer that was replaced goes on: what it commits is taken for the next version, whoever else commits."""
+    """A trainer that was replaced goes on: what it commits is taken, and the policy is then at its version."""
     commit = Batches.commit
 
     def taken(
         self: Batches, now: float, policy: str, batch: int, epoch: int, made: Manifest, metrics: Mapping[str, float]
     ) -> bool:
-        current = self._policies.versions[policy]
-        self._store.run("UPDATE batches SET version = ? WHERE id = ?", (current, batch))
-        return commit(self, now, policy, batch, epoch, msgspec.structs.replace(made, version=current + 1), metrics)
+        state, _, owner, _, _ = self.find(policy, batch)
+        if (state, owner) != ("committed", epoch):  # asked again it changes nothing, as ever
+            self._policies.set_version(policy, made.version - 1)
+            self._store.run("UPDATE batches SET version = ? WHERE id = ?", (made.version - 1, batch))
+        return commit(self, now, policy, batch, epoch, made, metrics)
 
     _replace(Policies, "require_epoch", lambda *_: None)
     _replace(Batches, "_require_issued", lambda *_: None)

@@ -51,12 +51,25 @@ def test_killed_at_the_named_point_the_nth_time(chaos: str, seen: list[str] | No
 
 def test_an_order_is_taken_once(tmp_path: Path) -> None:
     """The second process that gets to the point finds no order and lives."""
-    (tmp_path / "trainer.after_commit").touch()
+    taken = points.give_order(tmp_path, "trainer.after_commit")
     first, second = walk(str(tmp_path)), walk(str(tmp_path))
     assert (first.returncode, first.stdout.split()) == (-signal.SIGKILL, ["0"])
     assert second.returncode == 0
-    taken = json.loads((tmp_path / "trainer.after_commit.taken").read_text())
-    assert set(taken) == {"pid", "at"}
+    assert taken == tmp_path / "trainer.after_commit.taken"
+    assert set(json.loads(taken.read_text())) == {"pid", "at"}
+
+
+def test_an_order_that_only_stops_lets_the_process_go_on_from_there(tmp_path: Path) -> None:
+    taken = points.give_order(tmp_path, "trainer.after_commit", only_stop=True)
+    environment = {**os.environ, points.ENVIRONMENT: str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", WALK], env=environment, stdout=subprocess.PIPE, text=True) as walker:
+        pid, status = os.waitpid(walker.pid, os.WUNTRACED)
+        assert pid == walker.pid and os.WIFSTOPPED(status) and os.WSTOPSIG(status) == signal.SIGSTOP
+        assert json.loads(taken.read_text())["pid"] == pid
+        assert sorted(path.name for path in tmp_path.iterdir()) == [taken.name]
+        os.kill(pid, signal.SIGCONT)
+        assert walker.communicate(timeout=60)[0].split() == ["0", "1", "2", "3"]
+        assert walker.returncode == 0
 
 
 def test_every_point_is_in_the_code_and_listed(repo: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from astraflow.errors import RunFailed
-from astraflow.observe.points import TAKEN
+from astraflow.observe.points import give_order
 from astraflow.run.chaos.evidence import Tail, read_versions
 from astraflow.run.chaos.injury import Injury
 from astraflow.run.chaos.plan import Component, Fault, Kind
@@ -31,6 +31,9 @@ POINT_S = 60.0
 """How long it may take until somebody comes by a named point; then it is a plain kill."""
 REFUSED_S = 30.0
 """How long a trainer that was replaced may go on."""
+AHEAD = 2
+"""Steps beyond the version of the stopped trainer that its successor commits before that one may go on: the next step
+of either is then one that the other does not have."""
 RECOVERY_S = 180.0
 """How long a recovery may take until it counts as none."""
 MORE_STEPS = 5
@@ -215,48 +218,64 @@ class Actor:
 
     async def _at_point(self, fault: Fault, post: str) -> Injury:
         """An order that the next process at that point obeys; whoever it is, is the victim."""
-        order, taken = self._orders / fault.point, self._orders / f"{fault.point}{TAKEN}"
-        order.touch()
-        came = await self._until(lambda: _taken(taken) is not None, POINT_S)
-        if not came:
-            with contextlib.suppress(FileNotFoundError):
-                order.unlink()
-            self.missed_points += 1
-            self._say(f"fault {fault.number}: nobody came by {fault.point} within {POINT_S:.0f} s")
+        taker = await self._taker(fault)
+        if taker is None:
             injury = self._injury(fault, post)
             self.injuries.append(injury)
             _signal(self._living[post].child.pid, signal.SIGKILL)
             return injury
-        said = _taken(taken)
-        assert said is not None
-        pid, at = said
+        pid, at = taker
         victim, name = self._pids[pid]
         living = self._living[victim]
         injury = Injury(fault=fault, post=victim, name=_known_as(victim, name), at=at)
         if living.started_at > at:  # the supervisor was quicker than this look
             injury.restarted(living.name, living.started_at)
         self.injuries.append(injury)
-        taken.unlink()
         return injury
 
+    async def _taker(self, fault: Fault, *, only_stop: bool = False) -> tuple[int, float] | None:
+        """pid and time of who obeyed an order for the fault's point; None: nobody came by in time."""
+        taken = give_order(self._orders, fault.point, only_stop=only_stop)
+        if not await self._until(lambda: _taken(taken) is not None, POINT_S):
+            with contextlib.suppress(FileNotFoundError):
+                (self._orders / fault.point).unlink()
+            self.missed_points += 1
+            self._say(f"fault {fault.number}: nobody came by {fault.point} within {POINT_S:.0f} s")
+            return None
+        said = _taken(taken)
+        taken.unlink()
+        return said
+
     async def _second(self, fault: Fault, post: str) -> Injury:
-        """Stopped; another takes over and commits; then the first goes on and must be refused."""
-        living = self._living[post]
-        _signal(living.child.pid, signal.SIGSTOP)
-        probe = self._injury(fault, post)
-        self._probes = [probe]
-        async with second_trainer(self._run, post.partition("-")[2]) as child:
-            probe.restarted("second", time.monotonic())
-            await self._until(lambda: child.code is not None or probe.recovered_at is not None, RECOVERY_S)
-            injury = self._injury(fault, post)
-            self.injuries.append(injury)
-            _signal(living.child.pid, signal.SIGCONT)
-            if not await self._until(lambda: living.child.code is not None, REFUSED_S):
-                self.not_refused += 1
-                self._say(f"fault {fault.number}: {injury.name} goes on although another trainer took over")
-                _signal(living.child.pid, signal.SIGKILL)
-            await self._until(lambda: injury.recovery_s is not None, RECOVERY_S)
+        """Stopped with a step that it has not committed; another takes over and gets ahead of it; then the first goes
+        on and must be refused. It has dataflow for itself meanwhile: if its commit is taken, its history survives."""
+        taker = await self._taker(fault, only_stop=True)
+        post = post if taker is None else self._pids[taker[0]][0]
+        living, policy = self._living[post], post.partition("-")[2]
+        with self._hurting([post]):
+            _signal(living.child.pid, signal.SIGSTOP)
+            ahead = read_versions(self._run)[policy] + AHEAD
+            probe = self._injury(fault, post)
+            self._probes = [probe]
+            async with second_trainer(self._run, policy) as child:
+                probe.restarted("second", time.monotonic())
+                await self._until(lambda: child.code is not None or self._is_ahead(probe, policy, ahead), RECOVERY_S)
+                injury = self._injury(fault, post)
+                self.injuries.append(injury)
+                _signal(child.pid, signal.SIGSTOP)
+                _signal(living.child.pid, signal.SIGCONT)
+                if not await self._until(lambda: living.child.code is not None, REFUSED_S):
+                    self.not_refused += 1
+                    self._say(f"fault {fault.number}: {injury.name} goes on although another trainer took over")
+                    await self._until(lambda: read_versions(self._run)[policy] >= ahead + MORE_STEPS, RECOVERY_S)
+                    _signal(living.child.pid, signal.SIGKILL)
+                    _signal(child.pid, signal.SIGKILL)
+                _signal(child.pid, signal.SIGCONT)
+                await self._until(lambda: injury.recovery_s is not None, RECOVERY_S)
         return injury
+
+    def _is_ahead(self, probe: Injury, policy: str, version: int) -> bool:
+        return probe.recovered_at is not None and read_versions(self._run)[policy] >= version
 
     def _injury(self, fault: Fault, post: str) -> Injury:
         name = _known_as(post, self._living[post].name)

@@ -32,7 +32,7 @@ class Kind(StrEnum):
     STOP = "stop"
     """SIGSTOP, and SIGCONT after a while: longer than the others wait before they call it dead."""
     SECOND = "second"
-    """A trainer is stopped, a second one takes over, then the first goes on: it must be refused."""
+    """A trainer is stopped before a commit, a second one takes over, then the first goes on: it must be refused."""
     CUT = "cut"
     """No connection to dataflow for a while."""
     SLOW = "slow"
@@ -46,6 +46,8 @@ LONGEST_CUT_S = 8.0
 LONGEST_GAP_S = 4.0
 OVERLAPS = 0.15
 """Share of faults that do not wait until the one before is over."""
+BEFORE_COMMIT = "trainer.before_commit"
+"""Where a trainer is stopped that a second one replaces: it has trained a batch and will ask to commit it."""
 AT_ANY_TIME = (Kind.KILL,) * 5 + (Kind.STOP,) * 2 + (Kind.CUT, Kind.SLOW)
 
 
@@ -58,7 +60,7 @@ class Fault:
     component: Component
     kind: Kind
     point: str = ""
-    """Of POINT."""
+    """Of POINT and SECOND."""
     gap_s: float
     """Pause before it."""
     length_s: float = 0.0
@@ -86,7 +88,7 @@ def make_plan(kills: int, seed: int, *, components: Sequence[Component] = tuple(
                 number=number,
                 component=victim,
                 kind=kind,
-                point=next(points[victim]) if named else "",
+                point=next(points[victim]) if named else BEFORE_COMMIT if kind is Kind.SECOND else "",
                 gap_s=rng.uniform(0.0, LONGEST_GAP_S),
                 length_s=_length_s(rng, kind),
                 overlaps=number > 0 and rng.random() < OVERLAPS,

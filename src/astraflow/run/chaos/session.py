@@ -20,7 +20,7 @@ from astraflow.observe.points import ENVIRONMENT
 from astraflow.run.chaos.act import MORE_STEPS, Actor
 from astraflow.run.chaos.evidence import count_undone, read_claims, read_histories, read_versions
 from astraflow.run.chaos.judge import figures, judge
-from astraflow.run.chaos.plan import Fault
+from astraflow.run.chaos.plan import Fault, Kind
 from astraflow.run.config import Resolved, resolve
 from astraflow.run.first_cause import first_cause_only
 from astraflow.run.layout import RunFolder, write_json
@@ -122,6 +122,10 @@ async def _suffer(run: RunFolder, resolved: Resolved, plan: Sequence[Fault], act
     acting.result()
 
 
+def _called(fault: Fault) -> str:
+    return fault.point if fault.kind is Kind.POINT else fault.kind.value
+
+
 def _report(run: RunFolder, resolved: Resolved, actor: Actor) -> dict[str, Any]:
     verdict = judge(read_histories(run, resolved.recipe.trainable), read_claims(run))
     done = actor.injuries
@@ -130,7 +134,7 @@ def _report(run: RunFolder, resolved: Resolved, actor: Actor) -> dict[str, Any]:
         **{name: value for name, value in asdict(verdict).items() if name != "problems"},
         **figures(done),
         "by_component": dict(Counter(each.fault.component.value for each in done)),
-        "by_fault": dict(Counter(each.fault.point or each.fault.kind.value for each in done)),
+        "by_fault": dict(Counter(_called(each.fault) for each in done)),
         "missed_points": actor.missed_points,
         "not_refused": actor.not_refused,
         "unexpected_deaths": len(actor.unexpected),

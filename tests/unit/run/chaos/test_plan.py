@@ -8,7 +8,7 @@ import pytest
 
 from astraflow.errors import ConfigError
 from astraflow.observe.points import POINTS
-from astraflow.run.chaos.plan import LONGEST_CUT_S, STOP_S, Component, Kind, make_plan
+from astraflow.run.chaos.plan import BEFORE_COMMIT, LONGEST_CUT_S, STOP_S, Component, Kind, make_plan
 
 
 def test_the_seed_decides_everything() -> None:
@@ -28,7 +28,7 @@ def test_a_point_belongs_to_its_component_and_all_are_visited() -> None:
     plan = make_plan(100, 3)
     named = [fault for fault in plan if fault.kind is Kind.POINT]
     assert all(fault.point in POINTS[fault.component] for fault in named)
-    assert all(fault.point == "" for fault in plan if fault.kind is not Kind.POINT)
+    assert all(fault.point == "" for fault in plan if fault.kind not in (Kind.POINT, Kind.SECOND))
     assert {fault.point for fault in named} == {point for points in POINTS.values() for point in points}
 
 
@@ -40,6 +40,13 @@ def test_lengths_are_as_documented() -> None:
     assert all(f.length_s == 0 for f in plan if f.kind in (Kind.KILL, Kind.POINT, Kind.SECOND))
     assert {f.component for f in plan if f.kind is Kind.SECOND} == {Component.TRAINER}
     assert not plan[0].overlaps
+
+
+def test_who_is_replaced_holds_a_step_that_it_has_not_committed() -> None:
+    """Anywhere else it might wait for a batch: then there is nothing that could be refused."""
+    seconds = [fault for fault in make_plan(300, 1) if fault.kind is Kind.SECOND]
+    assert seconds and {fault.point for fault in seconds} == {BEFORE_COMMIT}
+    assert BEFORE_COMMIT in POINTS[Component.TRAINER]
 
 
 def test_one_kill_at_least() -> None:
