@@ -6,10 +6,10 @@ behind may step, and groups are admitted for them alone, so that no policy ever 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from astraflow.algorithms.base import PolicyRoom
+from astraflow.algorithms.base import Pace, PolicyRoom
 from astraflow.algorithms.pace import has_room
 
 
@@ -56,5 +56,5 @@ def _is_fed(room: PolicyRoom) -> bool:
     return not has_room(replace(room, open_groups=0), ahead=0)
 
 
-SCHEDULES = {"barrier": Barrier, "sync": Sync}
+SCHEDULES: dict[str, Callable[[], Pace]] = {"barrier": Barrier, "sync": Sync}
 """``Recipe.schedule`` → the Pace that it stands for; ``async`` leaves the pipeline's own."""

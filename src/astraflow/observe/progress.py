@@ -17,10 +17,10 @@ class Snapshot:
     run: str
     elapsed_s: float
     version: int
-    """Committed steps of the policy that is furthest behind."""
+    """Committed steps of the policy that has most still to do."""
     steps: int
-    reward: float | None = None
-    """Mean of the latest step's groups."""
+    rewards: dict[str, float] = field(default_factory=dict)
+    """Policy → its mean reward in the groups of its latest step."""
     accuracy: float | None = None
     """Latest held-out score."""
     accuracy_version: int | None = None
@@ -83,8 +83,10 @@ class Progress:
 def plain_line(snapshot: Snapshot) -> str:
     """``[ 81 s] step 12/60  reward 0.31  held-out 0.20 (v8)  staleness 1.0  410 tokens/s``"""
     cells = [f"[{snapshot.elapsed_s:4.0f} s] step {snapshot.version}/{snapshot.steps}"]
-    if snapshot.reward is not None:
-        cells.append(f"reward {snapshot.reward:.2f}")
+    if snapshot.rewards:
+        named = len(snapshot.rewards) > 1
+        values = (f"{name} {value:.2f}" if named else f"{value:.2f}" for name, value in snapshot.rewards.items())
+        cells.append(f"reward {' '.join(values)}")
     if snapshot.accuracy is not None:
         graded = "" if snapshot.coverage == 1.0 else f", only {snapshot.coverage:.0%} graded"
         cells.append(f"held-out {snapshot.accuracy:.2f} (v{snapshot.accuracy_version}{graded})")

@@ -19,9 +19,10 @@ def estimate_line(recipe: Recipe) -> str:
     if not recipe.steps or not sizes or any(size is None for size in sizes):
         return "estimate: none, the model is not built yet"
     flops = measured_flops()
-    tokens = [_tokens(recipe, policy.groups_per_batch) for policy in recipe.policies.values() if policy.trainable]
-    work = sum(6.0 * (size or 0) * count for size, count in zip(sizes, tokens, strict=True))
-    seconds = recipe.steps * (work / flops + 0.2)
+    steps = [recipe.steps_of(name) for name in recipe.trainable]
+    tokens = [_tokens(recipe, recipe.policies[name].groups_per_batch) for name in recipe.trainable]
+    work = sum(6.0 * (size or 0) * count * own for size, count, own in zip(sizes, tokens, steps, strict=True))
+    seconds = work / flops + 0.2 * max(steps)
     least, most = _words(0.7 * seconds), _words(2.5 * seconds)
     return f"estimate: {least} to {most} on this machine ({flops / 1e9:.0f} GFLOP/s measured)"
 

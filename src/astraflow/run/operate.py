@@ -11,7 +11,7 @@ from astraflow.wire.messages import OperatorRequest
 from astraflow.wire.tokens import Tokens, from_environment
 
 
-def dataflow_of(run: str) -> tuple[str, str] | None:
+def dataflow_of(run: str) -> tuple[str, str | None] | None:
     """URL and token; None: a run folder in which no dataflow has listened. Raises ConfigError for what is no run."""
     if "://" in run:
         return run, from_environment()

@@ -16,9 +16,12 @@ MIB = 1 << 20
 def plan_of(resolved: Resolved) -> dict[str, Any]:
     """Plain JSON. Memory is of weights, optimiser and KV cache; activations come on top."""
     recipe = resolved.recipe
-    policies = {name: _policy(recipe, policy) for name, policy in recipe.policies.items()}
+    policies = {name: _policy(recipe, name, policy) for name, policy in recipe.policies.items()}
     batches = [policy.groups_per_batch for policy in recipe.policies.values() if policy.trainable]
     groups = max(batches, default=0)
+    in_all = max(
+        (recipe.policies[name].groups_per_batch * recipe.steps_of(name) for name in recipe.trainable), default=0
+    )
     size = recipe.tasks.size
     return {
         "name": recipe.name,
@@ -26,7 +29,7 @@ def plan_of(resolved: Resolved) -> dict[str, Any]:
         "steps": recipe.steps,
         "group_size": recipe.group_size,
         "episodes_per_step": groups * recipe.group_size,
-        "episodes_in_all": groups * recipe.group_size * recipe.steps,
+        "episodes_in_all": in_all * recipe.group_size,
         "tasks": recipe.tasks.name,
         "tasks_size": size,
         "steps_per_epoch": None if size is None or not groups else size / groups,
@@ -46,7 +49,7 @@ def _evaluations(recipe: Recipe) -> int:
     return 1 + between + int(last)
 
 
-def _policy(recipe: Recipe, policy: Policy) -> dict[str, Any]:
+def _policy(recipe: Recipe, name: str, policy: Policy) -> dict[str, Any]:
     parameters = parameters_of(policy)
     alive = (policy.max_staleness + 1) * policy.groups_per_batch
     memory = None
@@ -56,6 +59,7 @@ def _policy(recipe: Recipe, policy: Policy) -> dict[str, Any]:
         memory = round((serving + training + _kv_bytes(recipe, policy) * recipe.services) / MIB)
     return {
         "trainable": policy.trainable,
+        "steps": recipe.steps_of(name) if policy.trainable else 0,
         "parameters": parameters,
         "groups_per_step": policy.groups_per_batch,
         "samples_per_step": policy.groups_per_batch * recipe.group_size,
@@ -110,9 +114,11 @@ def plan_lines(plan: dict[str, Any]) -> list[str]:
     for name, policy in plan["policies"].items():
         size = "" if policy["parameters"] is None else f", {policy['parameters'] / 1e6:.1f} M parameters"
         memory = "" if policy["memory_mib"] is None else f", about {policy['memory_mib']} MiB beside activations"
+        if not policy["trainable"]:
+            lines.append(f"policy {name}: frozen{size}; it plays and is not trained{memory}")
+            continue
         lines.append(
-            f"policy {name}: {'trained' if policy['trainable'] else 'frozen'}{size}; "
-            f"{policy['samples_per_step']} samples a step; staleness at most {policy['max_staleness']}: "
-            f"{policy['groups_alive_at_most']} groups alive at most{memory}"
+            f"policy {name}: trained{size}; {policy['steps']} steps of {policy['samples_per_step']} samples; "
+            f"staleness at most {policy['max_staleness']}: {policy['groups_alive_at_most']} groups alive at most{memory}"
         )
     return [*lines, f"config digest {plan['digest'][:16]}"]

@@ -26,7 +26,7 @@ class Step:
     at_s: float
     metrics: dict[str, float]
     reward: float | None
-    """Mean score of the training episodes that ended since the step before, kept or not."""
+    """Mean reward of this policy in the training groups that ended since its step before, kept or not."""
     episodes: int
 
 
@@ -73,16 +73,19 @@ class RunDb:
         """Of the surviving history, by time."""
         found: list[Step] = []
         before: dict[str, float] = {}
+        rewards = self._rewards()
         rows = self.connection.execute(
             "SELECT policy, version + 1, id, ended_at, metrics FROM batches WHERE state = 'committed' "
             "ORDER BY ended_at, id"
         ).fetchall()
         for policy, step, batch, at, metrics in rows:
-            reward, episodes = self.connection.execute(
-                "SELECT AVG(score), COUNT(score) FROM episodes WHERE lane = 0 AND state = 'done' AND supervised = 0 "
+            since = before.get(policy, -1.0)
+            (episodes,) = self.connection.execute(
+                "SELECT COUNT(score) FROM episodes WHERE lane = 0 AND state = 'done' AND supervised = 0 "
                 "AND ended_at > ? AND ended_at <= ?",
-                (before.get(policy, -1.0), at),
+                (since, at),
             ).fetchone()
+            new = [reward for ended_at, reward in rewards.get(policy, []) if since < ended_at <= at]
             before[policy] = at
             numbers = json.loads(metrics) if metrics else {}
             found.append(
@@ -92,10 +95,20 @@ class RunDb:
                     batch=batch,
                     at_s=at,
                     metrics=numbers,
-                    reward=reward,
+                    reward=sum(new) / len(new) if new else None,
                     episodes=episodes,
                 )
             )
+        return found
+
+    def _rewards(self) -> dict[str, list[tuple[float, float]]]:
+        """Policy → (end, mean reward) of every training group that it was rewarded in."""
+        found: dict[str, list[tuple[float, float]]] = {}
+        for policy, ended_at, reward in self.connection.execute(
+            "SELECT p.policy, g.ended_at, p.reward FROM group_policy p JOIN groups g ON g.id = p.group_id "
+            "WHERE g.supervised = 0 AND g.ended_at IS NOT NULL AND p.reward IS NOT NULL"
+        ):
+            found.setdefault(policy, []).append((ended_at, reward))
         return found
 
     def evaluations(self) -> list[Evaluation]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from astraflow.observe.metrics_file import Point, read_points
 from astraflow.observe.progress import Progress, Snapshot
@@ -12,6 +13,8 @@ from astraflow.run.recipe import Recipe
 from astraflow.wire.messages import StatusReply
 
 RATE_S = 10.0
+REWARDS = 500
+"""Points in which every policy is looked for."""
 
 
 class Watch:
@@ -28,14 +31,15 @@ class Watch:
         points = [point for point in self._read() if not point.superseded]
         last = next((point for point in reversed(points) if point.kind == "step"), None)
         trainable = [policy for policy in status.policies if policy.trainable]
+        late = min(trainable, key=lambda policy: policy.version - policy.steps, default=None)
         newest = max(status.evals, key=lambda point: point.version, default=None)
         self._progress.show(
             Snapshot(
                 run=status.run,
                 elapsed_s=time.monotonic() - self._began,
-                version=min((policy.version for policy in trainable), default=0),
-                steps=self._recipe.steps,
-                reward=None if last is None else last.metrics.get("reward/train"),
+                version=0 if late is None else late.version,
+                steps=self._recipe.steps if late is None else late.steps,
+                rewards=_rewards(points),
                 accuracy=None if newest is None else newest.score,
                 accuracy_version=None if newest is None else newest.version,
                 coverage=1.0 if newest is None else newest.coverage,
@@ -63,6 +67,12 @@ class Watch:
             self._tokens.pop(0)
         (began, before), (ended, after) = self._tokens[0], self._tokens[-1]
         return (after - before) / (ended - began) if ended - began >= 1.0 else None
+
+
+def _rewards(points: Sequence[Point]) -> dict[str, float]:
+    """Of every policy the latest, by name."""
+    latest = {point.policy: point.metrics.get("reward/train") for point in points[-REWARDS:] if point.kind == "step"}
+    return {policy: reward for policy, reward in sorted(latest.items()) if reward is not None}
 
 
 def _parts(status: StatusReply) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
@@ -65,6 +65,9 @@ def test_who_may_step(a: PolicyRoom, b: PolicyRoom, barrier: bool, sync: bool) -
     assert Sync().may_step("a", {"a": a, "b": b}) is sync
 
 
+PACES = {"barrier": Barrier(), "sync": Sync()}
+
+
 @dataclass
 class Policy:
     """Groups are born at a version; a batch that is out ends some time, with or without a step."""
@@ -87,7 +90,6 @@ class World:
     most_apart: int = 0
     admitted_while_out: int = 0
     stepped_unfed: int = 0
-    idle: int = field(default=0)
 
     def rooms(self) -> dict[str, PolicyRoom]:
         return {
@@ -150,7 +152,7 @@ def test_rounds_never_deadlock_and_policies_stay_together(
     schedule: str, shapes: list[tuple[int, int]], seed: int
 ) -> None:
     policies = {f"m{i}": Policy(steps=steps, per_batch=size) for i, (steps, size) in enumerate(shapes)}
-    world = World(SCHEDULES[schedule](), policies, random.Random(seed))
+    world = World(PACES[schedule], policies, random.Random(seed))
     for _ in range(20_000):
         if all(each.version >= each.steps for each in policies.values()):
             break
@@ -166,3 +168,4 @@ def test_they_are_paces_of_steps_and_the_usual_one_holds_nobody_back() -> None:
         assert isinstance(pace, Pace) and isinstance(pace, StepPace)
         check_algorithm(lambda pace=pace: pace)
     assert not isinstance(BoundedStaleness(), StepPace)
+    assert {name: make() for name, make in SCHEDULES.items()} == PACES

@@ -47,8 +47,10 @@ def snapshot(**changes: object) -> Snapshot:
 
 
 def test_plain_line() -> None:
-    full = snapshot(reward=0.31, accuracy=0.2, accuracy_version=8, staleness=1.0, tokens_per_s=410.4)
+    full = snapshot(rewards={"main": 0.31}, accuracy=0.2, accuracy_version=8, staleness=1.0, tokens_per_s=410.4)
     assert plain_line(full) == "[  81 s] step 12/60  reward 0.31  held-out 0.20 (v8)  staleness 1.0  410 tokens/s"
+    two = snapshot(rewards={"solver": 0.31, "verifier": 0.5})
+    assert plain_line(two) == "[  81 s] step 12/60  reward solver 0.31 verifier 0.50"
     assert plain_line(snapshot()) == "[  81 s] step 12/60"
 
 
