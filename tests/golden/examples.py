@@ -75,8 +75,19 @@ CAPABILITIES = m.Capabilities(
     versions_held=2,
 )
 REPORT = m.ComponentReport(
-    doing="lease", since_s=1.25, why="no_task", versions={"p": 7}, metrics={"tokens/s": 1e3}, error="disk full"
-)
+    doing="lease", since_s=1.25, why="no_task", versions={"p": 7}, metrics={"tokens/s": 1e3}, error="disk full",
+    region="eu", relay="http://10.0.0.7:7000",
+)  # fmt: skip
+RELAY = m.RelayPlace(worker="w2", incarnation="b2", url="https://10.0.0.8:7001", region="eu")
+POOL_WORKER = m.PoolWorker(
+    name="w1", state="alive", region="eu", relay="http://10.0.0.7:7000", heard_s=0.5, versions={"p": 7}, lag={"p": 1},
+    tokens_per_s=1250.0, episodes_per_s=0.75, held=4, staleness={"0": 5, "1": 2}, reason="waits for weights",
+    metrics={"weights/bytes/relay": 1e9},
+)  # fmt: skip
+TARGET = m.PoolTarget(
+    workers=4, target=6, action="grow", reason="the trainer waits 30% of its time", wait=0.3, consumed_per_s=2.0,
+    produced_per_s=2.5, span_s=120.0,
+)  # fmt: skip
 COMPONENT = m.ComponentStatus(component="rollout", name="w1", state="alive", heard_s=0.5, report=REPORT, held=4)
 POLICY = m.PolicyStatus(
     policy="p",
@@ -118,7 +129,11 @@ _EXAMPLES: tuple[Record, ...] = (
     m.LeaseRequest(worker="w1", incarnation="a1", count=4, capabilities=CAPABILITIES, wait_s=5.0),
     m.LeaseReply(leases=(LEASE,), manifests={"p": MANIFEST}, reason="no_room", finished=True),
     m.RenewRequest(worker="w1", incarnation="a1", held=("12/3/2",), report=REPORT),
-    m.RenewReply(lost=("12/3/2",), manifests={"p": MANIFEST}, drain=True, finished=True),
+    m.RenewReply(lost=("12/3/2",), manifests={"p": MANIFEST}, drain=True, finished=True, relays=(RELAY,)),
+    RELAY,
+    POOL_WORKER,
+    TARGET,
+    m.PoolReply(run="run-1", state="running", workers=(POOL_WORKER,), target=TARGET),
     m.SubmitRequest(worker="w1", group=12, index=3, attempt=2, episode=EPISODE),
     m.SubmitReply(duplicate=True, group_closed=True),
     m.SubmitManyRequest(requests=(b"\x80", b"")),

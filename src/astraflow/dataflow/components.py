@@ -9,7 +9,8 @@ from astraflow.dataflow.settings import Limits
 from astraflow.dataflow.store import Store
 from astraflow.errors import NameTaken
 from astraflow.wire.codec import decode, encode
-from astraflow.wire.messages import ComponentReport
+from astraflow.wire.messages import ComponentReport, RelayPlace
+from astraflow.wire.names import require_place
 
 ROLLOUT, TRAINER = "rollout", "trainer"
 
@@ -25,10 +26,17 @@ class ComponentRow:
     report: ComponentReport
 
 
+MOST_RELAYS = 32
+"""Named to one worker."""
+
+
 class Components:
     def __init__(self, store: Store, limits: Limits) -> None:
         self._store = store
         self._limits = limits
+        self._relays: dict[str, RelayPlace] | None = None
+        """By worker; a memory of the reports, None: read them again."""
+        store.on_rollback.append(self._forget)
 
     def heard(self, now: float, component: str, name: str, incarnation: str) -> bool:
         """It called. True if it replaces an earlier incarnation, whose leases are worthless.
@@ -45,6 +53,7 @@ class Components:
                 (now, component, name),
             )
             if row[1] != "alive":
+                self._forget()
                 self._store.event(now, "alive", component=component, name=name)
             return False
         patience = 2 * self._limits.heartbeat_s
@@ -59,6 +68,7 @@ class Components:
             "heard_at = excluded.heard_at, drain = 0, report = NULL",
             (component, name, incarnation, now),
         )
+        self._forget()
         self._store.event(now, "joined", component=component, name=name, incarnation=incarnation, again=row is not None)
         return row is not None
 
@@ -76,9 +86,30 @@ class Components:
         )
 
     def said(self, component: str, name: str, report: ComponentReport) -> None:
+        require_place(report)
         self._store.run(
             "UPDATE components SET report = ? WHERE component = ? AND name = ?", (encode(report), component, name)
         )
+        if component == ROLLOUT and self._relays is not None:
+            known = self._relays.get(name)
+            if (known is not None or report.relay) and (known is None or _place(known) != _place(report)):
+                self._forget()
+
+    def relays(self, name: str, region: str) -> tuple[RelayPlace, ...]:
+        """The data ports of the others that are alive, those of this region first, oldest first."""
+        if self._relays is None:
+            self._relays = {
+                row.name: RelayPlace(
+                    worker=row.name, incarnation=row.incarnation, url=row.report.relay, region=row.report.region
+                )
+                for row in self.all()
+                if row.component == ROLLOUT and row.state == "alive" and row.report.relay
+            }
+        others = [place for place in self._relays.values() if place.worker != name]
+        return tuple(sorted(others, key=lambda place: place.region != region)[:MOST_RELAYS])
+
+    def _forget(self) -> None:
+        self._relays = None
 
     def drain(self, name: str) -> bool:
         """Ask a worker to leave; False if there is none of this name."""
@@ -93,6 +124,7 @@ class Components:
 
     def left(self, now: float, component: str, name: str) -> None:
         self._store.run("UPDATE components SET state = 'left' WHERE component = ? AND name = ?", (component, name))
+        self._forget()
         self._store.event(now, "left", component=component, name=name)
 
     def bury(self, now: float) -> list[tuple[str, str]]:
@@ -105,6 +137,7 @@ class Components:
             self._store.run("UPDATE components SET state = 'dead' WHERE component = ? AND name = ?", (component, name))
             self._store.event(now, "dead", component=component, name=name)
             self._store.count(f"dead/{component}")
+            self._forget()
         return dead
 
     def new_terms(self, now: float) -> None:
@@ -127,3 +160,7 @@ class Components:
                 "ORDER BY component, name"
             )
         ]
+
+
+def _place(said: ComponentReport | RelayPlace) -> tuple[str, str]:
+    return (said.relay if isinstance(said, ComponentReport) else said.url, said.region)

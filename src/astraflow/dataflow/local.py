@@ -47,6 +47,9 @@ class LocalDataflow:
     async def status(self) -> m.StatusReply:
         return await self._service.status()
 
+    async def pool(self) -> m.PoolReply:
+        return await self._service.pool()
+
     async def events(self, request: m.EventsRequest) -> m.EventsReply:
         return await self._service.events(request)
 

@@ -26,6 +26,7 @@ from astraflow.dataflow.components import ROLLOUT, TRAINER
 from astraflow.dataflow.cutting import try_batch
 from astraflow.dataflow.leasing import try_lease
 from astraflow.dataflow.ledger import USER_CODE, Ledger
+from astraflow.dataflow.pool import Pool
 from astraflow.dataflow.retention import Retention
 from astraflow.dataflow.settings import RunSpec
 from astraflow.dataflow.settling import settle_ready
@@ -65,6 +66,7 @@ class DataflowService:
         self._lock = lock
         self._watchdog = Watchdog(ledger, self._commits.now)
         self._retention = Retention(ledger)
+        self._pool = Pool(ledger)
         self._marks: set[str] = set()
         self._generation: dict[str, int] = {}
         self._waiting: dict[str, asyncio.Event] = {}
@@ -208,6 +210,7 @@ class DataflowService:
         if self._watchdog.look(now):
             self._mark_all()
         self._retention.begin()
+        self._pool.look(now)
         self._prune(now)
 
     def _prune(self, now: float) -> None:
@@ -275,6 +278,7 @@ class DataflowService:
                 manifests=ledger.policies.newest.copy(),
                 drain=ledger.components.drains(request.worker),
                 finished=ledger.state != "running",
+                relays=ledger.components.relays(request.worker, request.report.region),
             )
 
         return await self._commits.write(transition)
@@ -368,6 +372,10 @@ class DataflowService:
         return await self._commits.read(
             lambda: status(self.ledger, self._commits.now, lags_s=tuple(self._lags_s), full=self._commits.full)
         )
+
+    async def pool(self) -> m.PoolReply:
+        self._require_open()
+        return await self._commits.read(lambda: self._pool.reply(self._commits.now))
 
     async def events(self, request: m.EventsRequest) -> m.EventsReply:
         self._require_open()

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from astraflow.algorithms.pipeline import Pipeline
+from astraflow.dataflow.autoscale import Scaling
 from astraflow.errors import ConfigError
 from astraflow.tasks.base import TaskSource
 
@@ -149,6 +150,7 @@ class RunSpec:
     pipeline: Pipeline
     eval: EvalSpec | None = None
     limits: Limits = field(default_factory=Limits)
+    scaling: Scaling = field(default_factory=Scaling)
     config_digest: str = ""
     """Empty: not checked."""
     code_digest: str = ""

@@ -34,6 +34,8 @@ class Activity:
         self._counts: Counter[str] = Counter()
         self._playing = 0
         self._playing_since = clock.monotonic()
+        self._active_s = 0.0
+        """Time with at least one episode, up to ``_playing_since``."""
         self.why = ""
         """Why dataflow had no lease the last time."""
 
@@ -53,7 +55,9 @@ class Activity:
     def playing(self, episodes: int) -> None:
         """So many leases are held now."""
         if bool(episodes) != bool(self._playing):
-            self._playing_since = self._clock.monotonic()
+            now = self._clock.monotonic()
+            self._active_s += now - self._playing_since if self._playing else 0.0
+            self._playing_since = now
         self._playing = episodes
 
     @property
@@ -63,6 +67,7 @@ class Activity:
     def report(self, versions: dict[str, int], *, error: str | None = None) -> ComponentReport:
         now = self._clock.monotonic()
         metrics = {name: float(count) for name, count in self._counts.items()}
+        metrics["playing/active_s"] = self._active_s + (now - self._playing_since if self._playing else 0.0)
         for wait in Wait:
             going_on = sum(now - going.since for going in self._going.values() if going.wait is wait)
             seconds = self._waited[wait.value] + going_on

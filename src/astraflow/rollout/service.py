@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
+
+import msgspec
 
 from astraflow.clock import Clock, SystemClock
 from astraflow.disk import SPACE_PATIENCE_S
@@ -52,6 +54,23 @@ LONGEST_PAUSE_S = 5.0
 NAME_PATIENCE_S = 15.0
 
 
+class Relay(Protocol):
+    """What is used of ``weights.relay.RelayStore``."""
+
+    @property
+    def region(self) -> str: ...
+
+    @property
+    def url(self) -> str:
+        """Of the own data port; empty: there is none."""
+
+    def know(self, places: Sequence[m.RelayPlace]) -> None:
+        """The data ports of others."""
+
+    def metrics(self) -> dict[str, float]:
+        """Counters of the report."""
+
+
 class RolloutService:
     """``players``: by the task's ``workflow``; ``""`` plays the recipe's own. ``run`` may be called once."""
 
@@ -67,8 +86,11 @@ class RolloutService:
         settings: RolloutSettings,
         clock: Clock | None = None,
         activity: Activity | None = None,
+        relay: Relay | None = None,
     ) -> None:
+        """``relay``: the worker's place among others that share weights."""
         self.name = name
+        self._relay = relay
         self.activity = activity or Activity(clock or SystemClock())
         self.incarnation = incarnation
         self.heartbeat_s = 2.0
@@ -252,9 +274,11 @@ class RolloutService:
                 worker=self.name,
                 incarnation=self.incarnation,
                 held=tuple(self._held),
-                report=self.activity.report(self._versions()),
+                report=self._report(),
             )
             reply = await self._patiently(lambda beat=beat: self._dataflow.renew(beat))  # type: ignore[misc]
+            if self._relay is not None:
+                self._relay.know(reply.relays)
             self._offer(reply.manifests)
             for lease_id in reply.lost:
                 self._unfinished.discard(lease_id)
@@ -266,6 +290,13 @@ class RolloutService:
             elif reply.drain:
                 self._drain.set()
             await asyncio.sleep(self.heartbeat_s)
+
+    def _report(self) -> m.ComponentReport:
+        report = self.activity.report(self._versions())
+        if self._relay is None:
+            return report
+        metrics = {**report.metrics, **self._relay.metrics()}
+        return msgspec.structs.replace(report, metrics=metrics, region=self._relay.region, relay=self._relay.url)
 
     def _versions(self) -> dict[str, int]:
         loaded = {name: policy.subscriber.loaded for name, policy in self._policies.items()}

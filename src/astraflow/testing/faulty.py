@@ -136,6 +136,9 @@ class FaultyDataflow:
     async def status(self) -> m.StatusReply:
         return await self._call(self._inner.status)
 
+    async def pool(self) -> m.PoolReply:
+        return await self._call(self._inner.pool)
+
     async def events(self, request: m.EventsRequest) -> m.EventsReply:
         return await self._call(self._inner.events, request)
 

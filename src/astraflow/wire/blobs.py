@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
+
+Pull = Callable[[str, int], int | None]
+"""(sha256, size) → begin or go on to get the file; how many bytes of it are here. None: it cannot be had."""
 
 
 class Incoming(Protocol):
@@ -19,8 +23,15 @@ class Incoming(Protocol):
         """Forget it. May follow anything, any number of times."""
 
 
+class Readable(Protocol):
+    """Immutable files by SHA-256."""
+
+    def path(self, sha256: str) -> Path | None:
+        """Where the file lies, if it is here."""
+
+
 class Blobs(Protocol):
-    """Immutable files by SHA-256; ``weights.store.DirStore`` is one."""
+    """Files that can be added to; ``weights.store.DirStore`` is one."""
 
     def path(self, sha256: str) -> Path | None:
         """Where the file lies, if it is here."""

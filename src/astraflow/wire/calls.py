@@ -15,6 +15,8 @@ PREFIX = "/v1"
 CONTENT_TYPE = "application/msgpack"
 RECORD_HEADER = "X-AstraFlow-Record"
 """Every answer names its record here: a body of defaults could be read from any map (F92)."""
+COMING_HEADER = "X-AstraFlow-Coming"
+"""Bytes that a relay has of a weight file that it is getting."""
 MIB = 1 << 20
 
 
@@ -82,4 +84,7 @@ CALLS = {
 MANY = Call(name="submit_many", request=m.SubmitManyRequest, reply=m.SubmitManyReply, roles=_WORKER)
 """An envelope for ``submit``, no call of the protocol. Its limit bounds what many small episodes may cost together."""
 STATUS = "status"
+"""GET, no body; every role."""
+POOL = "pool"
+TARGET = "pool/target"
 """GET, no body; every role."""

@@ -11,18 +11,20 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from astraflow.errors import ConfigError, UnknownVersion
-from astraflow.types import Manifest, Record
+from astraflow.types import Manifest, Record, WeightFile
 from astraflow.wire import messages as m
-from astraflow.wire.calls import CALLS, MANY, PREFIX, STATUS
+from astraflow.wire.calls import CALLS, MANY, POOL, PREFIX, STATUS
 from astraflow.wire.codec import encode
 from astraflow.wire.many import Submits
 from astraflow.wire.names import require_manifest
+from astraflow.wire.rate import ByteRate
 from astraflow.wire.transfer import Transfer
 from astraflow.wire.transport import Retry, Transport
 
 R = TypeVar("R", bound=Record)
 
 STATUS_LIMIT_BYTES = 64 << 20
+RELAY_RETRY_S = 6.0
 
 
 class HttpDataflow:
@@ -42,12 +44,14 @@ class HttpDataflow:
         timeout_s: float = 30.0,
         seed: int = 0,
         ca: Path | None = None,
+        rate: ByteRate | None = None,
     ) -> None:
+        """``rate``: of weight files up and down."""
         retry = Retry(budget_s=retry_s, attempts=attempts)
-        trust = None if ca is None else _trusting(ca)
+        trust = None if ca is None else trusting(ca)
         self._transport = Transport(url, token, retry=retry, timeout_s=timeout_s, seed=seed, ssl_context=trust)
         self._submits = Submits(self._submit_one, self._submit_many)
-        self.weights = Transfer(self._transport)
+        self.weights = Transfer(self._transport, rate=rate)
         """Upload and download of weight files."""
 
     @property
@@ -120,6 +124,9 @@ class HttpDataflow:
     async def status(self) -> m.StatusReply:
         return await self._transport.fetch(f"{PREFIX}/{STATUS}", m.StatusReply, limit_bytes=STATUS_LIMIT_BYTES)
 
+    async def pool(self) -> m.PoolReply:
+        return await self._transport.fetch(f"{PREFIX}/{POOL}", m.PoolReply, limit_bytes=STATUS_LIMIT_BYTES)
+
     async def events(self, request: m.EventsRequest) -> m.EventsReply:
         return await self._call("events", request, m.EventsReply)
 
@@ -134,6 +141,28 @@ class HttpDataflow:
         return await self._transport.call(f"{PREFIX}/{name}", body, kind, limit_bytes=limit, wait_s=wait_s)
 
 
+class RelayLink:
+    """A worker's connection to the data port of another one: short patience, as the origin is there too."""
+
+    def __init__(
+        self, url: str, token: str | None, *, ca: Path | None = None, rate: ByteRate | None = None, seed: int = 0
+    ) -> None:
+        """``token``: of ``serve_relay.relay_token``."""
+        trust = None if ca is None else trusting(ca)
+        retry = Retry(budget_s=RELAY_RETRY_S, attempts=4)
+        self._transport = Transport(url, token, retry=retry, timeout_s=5.0, seed=seed, ssl_context=trust, connections=8)
+        self._transfer = Transfer(self._transport, rate=rate)
+
+    async def held(self, file: WeightFile, *, pull: bool = False) -> int | None:
+        return await self._transfer.held(file, pull=pull)
+
+    async def download(self, file: WeightFile, into: Path) -> None:
+        await self._transfer.download(file, into)
+
+    async def close(self) -> None:
+        await self._transport.close()
+
+
 def _check(manifests: dict[str, Manifest]) -> None:
     """Manifests name files that will be written here."""
     for policy, manifest in manifests.items():
@@ -141,7 +170,8 @@ def _check(manifests: dict[str, Manifest]) -> None:
             raise UnknownVersion(f"dataflow announced a manifest of {manifest.policy} as one of {policy}")
 
 
-def _trusting(ca: Path) -> ssl.SSLContext:
+def trusting(ca: Path) -> ssl.SSLContext:
+    """Of a client that trusts this certificate beside the system's. Raises ConfigError."""
     try:
         context = ssl.create_default_context()
         context.load_verify_locations(ca)

@@ -37,6 +37,19 @@ class ComponentReport(Record, frozen=True, kw_only=True):
     metrics: dict[str, float] = {}
     error: str | None = None
     """First cause, if it is about to die of one."""
+    region: str = ""
+    """Where it is, as its starter says; workers of one region share weights."""
+    relay: str = ""
+    """URL of its data port; empty: it has none."""
+
+
+class RelayPlace(Record, frozen=True, kw_only=True):
+    """A worker's data port, as it announced it. It needs no trust: what it serves is checked by SHA-256."""
+
+    worker: str
+    incarnation: str
+    url: str
+    region: str = ""
 
 
 class HelloRequest(Record, frozen=True, kw_only=True):
@@ -90,6 +103,8 @@ class RenewReply(Record, frozen=True, kw_only=True):
     manifests: dict[str, Manifest] = {}
     drain: bool = False
     finished: bool = False
+    relays: tuple[RelayPlace, ...] = ()
+    """Data ports of the other workers that are alive, those of the asker's region first."""
 
 
 class SubmitRequest(Record, frozen=True, kw_only=True):
@@ -269,6 +284,58 @@ class StatusReply(Record, frozen=True, kw_only=True):
     evals: tuple[EvalPoint, ...] = ()
     counters: dict[str, float] = {}
     """fenced, closed, duplicates, late, retries, loop lag and so on."""
+
+
+class PoolWorker(Record, frozen=True, kw_only=True):
+    """One rollout service, in the last minute."""
+
+    name: str
+    state: str
+    """As in ``ComponentStatus``."""
+    region: str = ""
+    relay: str = ""
+    """URL of its data port; empty: it has none."""
+    heard_s: float = 0.0
+    versions: dict[str, int] = {}
+    lag: dict[str, int] = {}
+    """Versions that its weights are behind, by policy."""
+    tokens_per_s: float | None = None
+    """None: not measured yet."""
+    episodes_per_s: float | None = None
+    held: int = 0
+    """Leases held."""
+    staleness: dict[str, int] = {}
+    """Of what it sent, trained samples by age at use."""
+    reason: str = ""
+    """Why it serves nothing; empty: it serves."""
+    metrics: dict[str, float] = {}
+    """Its counters of weights and relays."""
+
+
+class PoolTarget(Record, frozen=True, kw_only=True):
+    """How many workers there should be, and what that is concluded from (``dataflow/autoscale.py``)."""
+
+    workers: int
+    """That serve now."""
+    target: int
+    action: str
+    """``grow``, ``shrink`` or ``hold``"""
+    reason: str
+    wait: float | None = None
+    """Share of its time that the hungriest trainer waited for a batch; None: not measured yet."""
+    consumed_per_s: float = 0.0
+    produced_per_s: float = 0.0
+    """Episodes that the workers could bring."""
+    span_s: float = 0.0
+    """How long this was measured."""
+
+
+class PoolReply(Record, frozen=True, kw_only=True):
+    run: str
+    state: str
+    """As in ``StatusReply``."""
+    workers: tuple[PoolWorker, ...]
+    target: PoolTarget
 
 
 class Event(Record, frozen=True, kw_only=True):

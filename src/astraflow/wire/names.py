@@ -9,6 +9,7 @@ from astraflow.errors import BadRequest
 from astraflow.types import Manifest
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}", re.ASCII)
+_RELAY = re.compile(r"https?://(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _DEVICES = {"con", "prn", "aux", "nul"} | {f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10)}
 NAME_FIELDS = ("policy", "worker", "name", "component", "incarnation", "trainer")
@@ -39,7 +40,25 @@ def require_manifest(manifest: Manifest) -> Manifest:
         if file.size_bytes < 0 or file.name in seen:
             raise BadRequest(f"Manifest of {manifest.policy} names {file.name} twice or with a negative size")
         seen.add(file.name)
+    if manifest.files_digest:
+        require_sha256(manifest.files_digest, "Manifest.files_digest")
+    for delta in manifest.deltas:
+        require_name(delta.file.name, "WeightDelta.file.name")
+        for what in (delta.file.sha256, delta.base_digest, delta.digest):
+            require_sha256(what, "WeightDelta")
+        if delta.file.size_bytes < 0:
+            raise BadRequest(f"Manifest of {manifest.policy} names {delta.file.name} with a negative size")
     return manifest
+
+
+def require_place(report: Any) -> None:
+    """Check where a component says that it is: other workers will call that URL."""
+    if report.region:
+        require_name(report.region, "ComponentReport.region")
+    if report.relay and not _RELAY.fullmatch(report.relay):
+        raise BadRequest(
+            "ComponentReport.relay must be http(s)://HOST:PORT and nothing more, found " + repr(report.relay[:80])
+        )
 
 
 def require_numbers(request: Any) -> None:

@@ -51,6 +51,9 @@ class Dataflow(Protocol):
 
     async def status(self) -> m.StatusReply: ...
 
+    async def pool(self) -> m.PoolReply:
+        """The rollout workers, and how many there should be."""
+
     async def events(self, request: m.EventsRequest) -> m.EventsReply: ...
 
     async def operate(self, request: m.OperatorRequest) -> m.Done: ...

@@ -2,7 +2,7 @@
 
     POST /v1/{call}            msgpack → msgpack, errors {kind, message} with the class's status
     POST /v1/submit_many       several submits, each answered as if it had come alone
-    GET  /v1/status            msgpack, or JSON if asked
+    GET  /v1/status, /v1/pool, /v1/pool/target        msgpack, or JSON if asked
     GET  /metrics              text for Prometheus
     GET, PUT /v1/weights/{sha256}
 
@@ -28,11 +28,12 @@ from astraflow.types import Record
 from astraflow.wire import many
 from astraflow.wire import messages as m
 from astraflow.wire.blobs import Blobs
-from astraflow.wire.calls import CALLS, MANY, PREFIX, STATUS, Call
+from astraflow.wire.calls import CALLS, MANY, POOL, PREFIX, STATUS, TARGET, Call
 from astraflow.wire.codec import decode
 from astraflow.wire.finite import require_finite
 from astraflow.wire.names import require_names, require_numbers
 from astraflow.wire.protocol import Dataflow
+from astraflow.wire.rate import ByteRate
 from astraflow.wire.replies import errors_as_records, read_body, record_response
 from astraflow.wire.serve_blobs import BlobEndpoints
 from astraflow.wire.tokens import Grant, Tokens
@@ -63,8 +64,10 @@ class Server:
         metrics: Callable[[], str] | None = None,
         close_s: float = 5.0,
         file_limit_bytes: int = LARGEST_FILE_BYTES,
+        rate: ByteRate | None = None,
     ) -> None:
-        if not _is_loopback(host):
+        """``rate``: of weight files that are read here, all readers together."""
+        if not is_loopback(host):
             if tokens is None:
                 raise ConfigError(f"binding {host} without tokens is refused: anyone could train or read this run")
             if ssl is None:
@@ -81,9 +84,10 @@ class Server:
         self._app = web.Application(middlewares=[errors_as_records], client_max_size=1 << 62)
         self._app.add_routes([web.post(f"{PREFIX}/{call.name}", self._handler(call)) for call in CALLS.values()])
         self._app.add_routes([web.post(f"{PREFIX}/{MANY.name}", self._submit_many)])
-        self._app.add_routes([web.get(f"{PREFIX}/{STATUS}", self._status), web.get("/metrics", self._metrics_text)])
+        self._app.add_routes([web.get(f"{PREFIX}/{name}", self._asked(name)) for name in (STATUS, POOL, TARGET)])
+        self._app.add_routes([web.get("/metrics", self._metrics_text)])
         if store is not None:
-            self._app.add_routes(BlobEndpoints(store, self._grant, limit_bytes=file_limit_bytes).routes())
+            self._app.add_routes(BlobEndpoints(store, self._grant, limit_bytes=file_limit_bytes, rate=rate).routes())
 
     @property
     def url(self) -> str:
@@ -106,7 +110,7 @@ class Server:
             await web.TCPSite(runner, self._host, self._port, ssl_context=self._ssl).start()
         except OSError as error:
             await runner.cleanup()
-            raise ConfigError(_bind_sentence(self._host, self._port, error)) from error
+            raise ConfigError(bind_sentence(self._host, self._port, error)) from error
         self._runner = runner
         self._port = int(runner.addresses[0][1])
 
@@ -208,13 +212,25 @@ class Server:
             raise Unauthorised("no bearer token: give the one of this run in ASTRAFLOW_TOKEN")
         return self._tokens.grant(token.strip())
 
-    async def _status(self, request: web.Request) -> web.StreamResponse:
-        self._grant(request)
-        status = await asyncio.shield(self._keep(self._dataflow.status(), self._calls))
-        if "json" not in request.headers.get("Accept", ""):
-            return record_response(status)
-        require_finite(status)
-        return web.Response(body=msgspec.json.encode(status), content_type="application/json")
+    def _asked(self, name: str) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        method: Callable[[], Coroutine[Any, Any, Record]] = {
+            STATUS: self._dataflow.status,
+            POOL: self._dataflow.pool,
+            TARGET: self._target,
+        }[name]
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            self._grant(request)
+            reply = await asyncio.shield(self._keep(method(), self._calls))
+            if "json" not in request.headers.get("Accept", ""):
+                return record_response(reply)
+            require_finite(reply)
+            return web.Response(body=msgspec.json.encode(reply), content_type="application/json")
+
+        return handle
+
+    async def _target(self) -> Record:
+        return (await self._dataflow.pool()).target
 
     async def _metrics_text(self, request: web.Request) -> web.StreamResponse:
         self._grant(request)
@@ -234,7 +250,8 @@ def _look_at_error(task: asyncio.Task[Any]) -> None:
         log.error("call_failed %s", type(error).__name__, exc_info=error)
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach it."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -247,10 +264,11 @@ def require_port(host: str, port: int) -> None:
         with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
             return
     except OSError as error:
-        raise ConfigError(_bind_sentence(host, port, error)) from error
+        raise ConfigError(bind_sentence(host, port, error)) from error
 
 
-def _bind_sentence(host: str, port: int, error: OSError) -> str:
+def bind_sentence(host: str, port: int, error: OSError) -> str:
+    """Why nothing can listen there."""
     if error.errno == errno.EADDRINUSE:
         return f"port {port} on {host} is in use: stop what listens there or choose another port"
     return f"cannot listen on {host} port {port}: {error.strerror or error}"

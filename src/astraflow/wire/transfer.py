@@ -10,13 +10,15 @@ from typing import BinaryIO
 
 from astraflow.errors import DigestMismatch, NotFound, ProtocolError, Unavailable
 from astraflow.types import WeightFile
-from astraflow.wire.calls import PREFIX
+from astraflow.wire.calls import COMING_HEADER, PREFIX
 from astraflow.wire.messages import Done
 from astraflow.wire.names import require_sha256
+from astraflow.wire.rate import ByteRate
 from astraflow.wire.transport import Transport, read_record, require_success
 
 CHUNK_BYTES = 1 << 20
 REPLY_LIMIT_BYTES = 64 << 10
+ASK_S = 5.0
 IDLE_S = 30.0
 """A transfer that moves no byte for so long is broken off and tried again."""
 
@@ -24,8 +26,10 @@ IDLE_S = 30.0
 class Transfer:
     """Files by content; each call has the retry budget of its transport *between* bytes that arrive."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, *, rate: ByteRate | None = None) -> None:
+        """``rate``: of all uploads and downloads of this process together."""
         self._transport = transport
+        self._rate = rate
 
     async def has(self, sha256: str) -> bool:
         """Whether the server's store holds the file."""
@@ -44,6 +48,24 @@ class Transfer:
 
         return await self._transport.retried(path, attempt, timeout_s=IDLE_S)
 
+    async def held(self, file: WeightFile, *, pull: bool = False) -> int | None:
+        """Bytes that the server has of the file, all of them or fewer while it gets it; None: it cannot be had there.
+
+        ``pull``: a relay that lacks it shall get it.
+        """
+        path = _path(file.sha256) + (f"?pull={file.size_bytes}" if pull else "")
+
+        async def attempt(timeout_s: float) -> int | None:
+            async with self._transport.request("HEAD", path, timeout_s=timeout_s) as response:
+                if response.status in (200, 404):
+                    return file.size_bytes if response.status == 200 else None
+                coming = response.headers.get(COMING_HEADER, "")
+                if response.status == 503 and coming.isascii() and coming.isdigit() and len(coming) < 16:
+                    return min(int(coming), max(0, file.size_bytes - 1))
+                raise ProtocolError(f"{path} answered {response.status}: is this a relay?")
+
+        return await self._transport.retried(path, attempt, timeout_s=ASK_S)
+
     async def upload(self, source: Path, file: WeightFile) -> None:
         """Send ``source``; the server keeps it only if it is what ``file`` says. Nothing is sent that is there."""
         if await self.has(file.sha256):
@@ -52,7 +74,7 @@ class Transfer:
 
         async def attempt(timeout_s: float) -> Done:
             headers = {"Content-Length": str(file.size_bytes), "Content-Type": "application/octet-stream"}
-            parts = _parts(source)
+            parts = _parts(source, self._rate)
             async with self._transport.request(
                 "PUT", path, timeout_s=None, idle_s=4 * IDLE_S, data=parts, headers=headers
             ) as response:
@@ -91,14 +113,17 @@ class Transfer:
         async with self._transport.request("GET", path, timeout_s=None, idle_s=IDLE_S, headers=headers) as response:
             await require_success(response)
             whole = response.status == 200
+            piece = CHUNK_BYTES if self._rate is None else self._rate.piece_bytes(CHUNK_BYTES)
             with await asyncio.to_thread(into.open, "wb" if whole else "ab") as out:
-                await self._write(response.content.iter_chunked(CHUNK_BYTES), out, file, 0 if whole else max(have, 0))
+                await self._write(response.content.iter_chunked(piece), out, file, 0 if whole else max(have, 0))
 
     async def _write(self, chunks: AsyncIterator[bytes], out: BinaryIO, file: WeightFile, size: int) -> None:
         async for chunk in chunks:
             size += len(chunk)
             if size > file.size_bytes:
                 raise ProtocolError(f"{file.name}: more than {file.size_bytes} bytes arrived")
+            if self._rate is not None:
+                await self._rate.take(len(chunk))
             await asyncio.to_thread(out.write, chunk)
         if size < file.size_bytes:
             raise Unavailable(f"{file.name}: the connection ended at byte {size} of {file.size_bytes}")
@@ -124,9 +149,12 @@ def sha256_of(path: Path) -> str:
         raise NotFound(f"there is no file {path}") from error
 
 
-async def _parts(source: Path) -> AsyncIterator[bytes]:
+async def _parts(source: Path, rate: ByteRate | None) -> AsyncIterator[bytes]:
+    piece = CHUNK_BYTES if rate is None else rate.piece_bytes(CHUNK_BYTES)
     with await asyncio.to_thread(source.open, "rb") as file:
-        while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
+        while chunk := await asyncio.to_thread(file.read, piece):
+            if rate is not None:
+                await rate.take(len(chunk))
             yield chunk
 
 

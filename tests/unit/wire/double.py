@@ -63,6 +63,9 @@ class ScriptedDataflow:
     async def status(self) -> m.StatusReply:
         return await self._answer("status", None, m.StatusReply)
 
+    async def pool(self) -> m.PoolReply:
+        return await self._answer("pool", None, m.PoolReply)
+
     async def events(self, request: m.EventsRequest) -> m.EventsReply:
         return await self._answer("events", request, m.EventsReply)
 

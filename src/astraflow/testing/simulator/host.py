@@ -93,6 +93,9 @@ class Host:
     async def status(self) -> Any:
         return await self._handle("status")
 
+    async def pool(self) -> Any:
+        return await self._handle("pool")
+
     async def events(self, request: m.EventsRequest) -> Any:
         return await self._handle("events", request)
 
