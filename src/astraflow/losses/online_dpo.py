@@ -63,7 +63,8 @@ def prepare(inputs: LossInputs, **_: object) -> LossInputs:
         if len(members) < 2:
             continue
         first, second = (inputs.sequence_ids == member for member in members)
-        sign = float((worth[first][0] - worth[second][0]).sign())
+        apart = worth[first][0] - worth[second][0]
+        sign = float(torch.where(apart.isnan(), apart, apart.sign()))  # the sign of NaN would be 0: no preference
         chosen += sign != 0
         preference[first], preference[second] = sign, -sign
         partner[first], partner[second] = own[second][0], own[first][0]
