@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from astraflow.backends.attention import TreeAttention
-from astraflow.backends.head import HeadForward, Heads, head_backward, head_forward
+from astraflow.backends.columns import Columns, Score
+from astraflow.backends.head import HeadForward, head_backward, head_forward
 from astraflow.backends.masters import Masters, is_finite
 from astraflow.backends.models import as_bits, choose_device, choose_dtype, load_model, sliding_window, stored_dtypes
+from astraflow.backends.scorer import Scorer, heads_of
 from astraflow.backends.self_check import check_packing
 from astraflow.errors import ConfigError
 from astraflow.losses.base import LossInputs, LossOutput
@@ -62,6 +65,8 @@ class TorchBackend:
         self._attention = TreeAttention(self._model)
         check_packing(self._model, self._attention)
         self.dtype = choose_dtype(settings.dtype, parameters=self._model.num_parameters(), device=self._device)
+        self._current = Scorer(self._model, self._attention, temperature=self._temperature)
+        self._reference = self._load_reference(model_dir)
         self._masters = Masters(self._model.named_parameters(), compute=self.dtype)
         self._embedding = self._model.get_input_embeddings().weight
         self._head = self._model.get_output_embeddings().weight
@@ -78,6 +83,13 @@ class TorchBackend:
     def version(self) -> int:
         return self._masters.steps
 
+    def _load_reference(self, model_dir: Path) -> Score | None:
+        """The policy of version 0, if the loss compares with it: a second model in memory, never trained."""
+        if "reference_logprobs" not in self.settings.loss.needs:
+            return None
+        model = load_model(model_dir, self._device).requires_grad_(False).to(self.dtype)
+        return Scorer(model, TreeAttention(model), temperature=self._temperature)
+
     # ── a step ──
 
     def step(self, batch: Batch) -> StepReport:
@@ -86,13 +98,8 @@ class TorchBackend:
         if not any(_has_signal(row) for row in rows):
             return StepReport(updated=False, reason="no_signal", metrics=_counts(batch))
         self._check_lengths(rows)
-        parts: list[Parts] = []
-        loss = 0.0
         packs = pack(rows, tokens_per_micro_batch=self.settings.tokens_per_micro_batch)
-        for packed in packs:
-            share, sums = self._accumulate(packed, batch)
-            loss += share
-            parts.append(sums)
+        loss, parts = self._differentiate(packs, batch)
         norm = self._masters.gradient_norm()
         supervised = all(row.kind is SampleKind.SUPERVISED for row in rows)
         lr = learning_rate(self.settings, step=self.version + 1, steps=self._steps, supervised=supervised)
@@ -104,18 +111,29 @@ class TorchBackend:
         metrics |= {"loss/total": loss, "step/grad_norm": norm}
         return StepReport(updated=True, metrics=metrics, trained=trained)
 
+    def _differentiate(self, packs: Sequence[PackedRow], batch: Batch) -> tuple[float, list[Parts]]:
+        """The batch's gradient into the masters; its loss, and metrics of each packed row as (sum, count)."""
+        columns = Columns.of(batch, self._device)
+        options = dict(self.settings.loss.arguments)
+        prepared = columns.prepared(packs, self._chosen, options, current=self._current, reference=self._reference)
+        found = [
+            self._accumulate(packed, columns, None if prepared is None else prepared[n])
+            for n, packed in enumerate(packs)
+        ]
+        return sum(loss for loss, _ in found), [metrics for _, metrics in found]
+
     def _check_lengths(self, rows: tuple[Row, ...]) -> None:
         longest = max(len(row.tokens) for row in rows)
         if self._window is not None and longest > self._window:
             raise ConfigError(f"a row of {longest} tokens is longer than the model's attention window {self._window}")
 
-    def _accumulate(self, packed: PackedRow, batch: Batch) -> tuple[float, Parts]:
+    def _accumulate(self, packed: PackedRow, columns: Columns, prepared: LossInputs | None) -> tuple[float, Parts]:
         """Forward and backward of one packed row; its share of the loss and metrics as (sum, count)."""
         hidden, inputs = self._hidden(packed)
-        heads = self._heads(packed)
+        heads = heads_of(packed, self._temperature, self._device)
         picked = hidden.detach()[self._to(packed.head)]
         forward = head_forward(picked, self._head.detach(), heads)
-        loss, gradient, metrics = self._losses(forward, packed, batch)
+        loss, gradient, metrics = self._losses(forward, packed, columns, prepared)
         d_picked, d_weight = head_backward(forward, gradient, picked, self._head.detach(), heads)
         self._masters.collect(self._head_name, d_weight)
         d_hidden = torch.zeros_like(hidden).index_add_(0, self._to(packed.head), d_picked)
@@ -135,33 +153,23 @@ class TorchBackend:
             )
         return out.last_hidden_state[0], inputs
 
-    def _heads(self, packed: PackedRow) -> Heads:
-        temperature = torch.where(self._to(packed.head_supervised), 1.0, self._temperature)
-        return Heads(
-            inverse_temperature=temperature.reciprocal().float(),
-            target_head=self._to(packed.target_head),
-            targets=self._to(packed.targets),
-        )
-
-    def _losses(self, forward: HeadForward, packed: PackedRow, batch: Batch) -> tuple[float, Tensor, Parts]:
-        """The loss by kind of row, and the gradient [N] of the log-probs."""
+    def _losses(
+        self, forward: HeadForward, packed: PackedRow, columns: Columns, prepared: LossInputs | None
+    ) -> tuple[float, Tensor, Parts]:
+        """The loss by kind of row, and the gradient [N] of the log-probs. ``prepared``: of the rl rows."""
         logprobs = forward.logprobs.requires_grad_()
         total = 0.0
         metrics: Parts = {}
-        supervised = self._to(packed.supervised)
-        for kind, index in ((False, ~supervised), (True, supervised)):
-            if not bool(index.any()):
+        for kind in (False, True):
+            inputs = columns.inputs(packed, logprobs, supervised=kind)
+            if not len(inputs.logprobs):
                 continue
-            inputs = LossInputs(
-                logprobs=logprobs[index],
-                behaviour_logprobs=self._to(packed.logprobs)[index],
-                advantages=self._to(packed.advantages)[index],
-                mask=torch.ones(int(index.sum()), dtype=torch.bool, device=self._device),
-                sequence_ids=self._to(packed.sequence)[index],
-                batch_tokens=batch.tokens,
-                batch_sequences=batch.sequences,
-            )
-            output = self._sft(inputs) if kind else self._chosen.loss(inputs, **self.settings.loss.arguments)
+            if kind:
+                output = self._sft(inputs)
+            else:
+                known = inputs if prepared is None else replace(prepared, logprobs=inputs.logprobs)
+                output = self._chosen.loss(known, **self.settings.loss.arguments)
+                metrics["logprob/gap"] = columns.gap(packed, logprobs)
             torch.autograd.backward(output.loss)
             total += float(output.loss.detach())
             metrics |= output.metrics

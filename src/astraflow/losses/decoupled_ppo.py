@@ -29,7 +29,8 @@ def decoupled_ppo(
     """Per token ``w max(-A u, -A clip(u, 1 - clip_low, 1 + clip_high))``, w = prox / behaviour, u = p / prox.
 
     w has no gradient; a token whose w exceeds ``weight_cap`` is rejected: no gradient, but in the denominators.
-    ``prox`` is ``interpolated``, or with ``recompute`` the policy that the step starts from (``proximal_logprobs``).
+    ``prox`` is ``interpolated``, or with ``recompute`` the policy that the step starts from (``proximal_logprobs``, or
+    the current one, which is the same where one batch is one step: u is 1 then, only w is left).
     """
     proximal = _recomputed(inputs) if recompute else interpolated(inputs)
     high = clip_low if clip_high is None else clip_high
@@ -58,11 +59,10 @@ def interpolated(inputs: LossInputs) -> Tensor:
     """
     if inputs.ages is None:
         raise InvalidRecord("LossInputs.ages: decoupled_ppo interpolates by them, found None")
-    share = torch.where(inputs.ages > 0, 1 / inputs.ages.clamp(min=1), 0.0).to(inputs.logprobs.dtype)
+    ages = inputs.ages.to(inputs.logprobs.dtype)
+    share = torch.where(ages > 0, 1 / ages.clamp(min=1), 0.0)
     return inputs.logprobs + share * outside_mask_zero(inputs.behaviour_logprobs - inputs.logprobs, inputs.mask)
 
 
 def _recomputed(inputs: LossInputs) -> Tensor:
-    if inputs.proximal_logprobs is None:
-        raise InvalidRecord("LossInputs.proximal_logprobs: decoupled_ppo with recompute=True needs them, found None")
-    return inputs.proximal_logprobs.detach()
+    return (inputs.logprobs if inputs.proximal_logprobs is None else inputs.proximal_logprobs).detach()

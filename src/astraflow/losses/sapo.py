@@ -32,7 +32,8 @@ def sapo(
     """
     advantages = outside_mask_zero(inputs.advantages, inputs.mask)
     ratio = masked_log_ratio(inputs.logprobs, inputs.behaviour_logprobs, inputs.mask).exp()
-    temperature = torch.where(advantages > 0, temperature_positive, temperature_negative).to(ratio.dtype)
+    positive, negative = ratio.new_tensor(temperature_positive), ratio.new_tensor(temperature_negative)
+    temperature = torch.where(advantages > 0, positive, negative)
     gate = torch.sigmoid(temperature * (ratio - 1))
     loss = aggregate(-advantages * gate * 4 / temperature, inputs, aggregation=aggregation, constant=constant)
     passed = (4 * gate * (1 - gate)).detach()

@@ -47,6 +47,8 @@ class PackedRow:
     """float32 [N]"""
     sequence: Array
     """int64 [N]: index of the row in the batch."""
+    versions: Array
+    """int64 [N]: the version that sampled the token; -1 where no version did (supervised)."""
     supervised: Array
     """bool [N]"""
 
@@ -90,6 +92,14 @@ def advantages_of(row: Row) -> Array:
     return values
 
 
+def _versions_of(row: Row) -> Array:
+    """int64 [T]: -1 where no version sampled."""
+    values = np.full(len(row.tokens), -1, np.int64)
+    for span in row.spans:
+        values[span.start : span.stop] = span.version
+    return values
+
+
 class _Tree:
     """Grows by rows in sorted order, so that a new row leaves the last one's path at one place."""
 
@@ -123,7 +133,7 @@ class _Tree:
         for path in self._paths:  # a token ends where the last row through it ends
             reached = max(reached, int(path[-1]) + 1)
             end[path] = np.maximum(end[path], reached)
-        at, target, logprob, advantage, sequence, supervised = (
+        at, target, logprob, advantage, sequence, version, supervised = (
             np.concatenate(c) for c in zip(*self._columns(), strict=True)
         )
         keys, target_head = np.unique(at * 2 + supervised, return_inverse=True)
@@ -138,6 +148,7 @@ class _Tree:
             logprobs=logprob,
             advantages=advantage,
             sequence=sequence,
+            versions=version,
             supervised=supervised,
         )
 
@@ -150,6 +161,7 @@ class _Tree:
                 row.logprobs[trained],
                 advantages_of(row)[trained],
                 np.full(len(trained), n, np.int64),
+                _versions_of(row)[trained],
                 np.full(len(trained), row.kind is SampleKind.SUPERVISED),
             )
 

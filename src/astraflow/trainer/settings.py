@@ -10,7 +10,7 @@ from astraflow.loss_options import AGGREGATIONS, LOSSES, Value, check_options
 
 COMMON = ("clip_low", "clip_high", "aggregation", "constant")
 """Options with a setting of their own."""
-SUPPLIED: tuple[str, ...] = ()
+SUPPLIED: tuple[str, ...] = ("reference_logprobs",)
 """Columns of ``LossInputs`` that a trainer computes by itself where a loss needs them. There is no critic."""
 SCHEDULES = ("constant", "linear", "cosine")
 DTYPES = ("auto", "float32", "bfloat16")

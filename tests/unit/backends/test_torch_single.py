@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from astraflow.backends.attention import TreeAttention
+from astraflow.backends.scorer import Scorer
 from astraflow.backends.torch_single import TorchBackend
 from astraflow.errors import ConfigError, WeightsRefused
 from astraflow.testing.check_backend import check_backend, with_advantage
@@ -34,11 +35,7 @@ def logprobs_of(backend: TorchBackend, rows: list[Row], budget: int) -> dict[tup
     """(row, place in the row) → log-prob, by way of packed rows."""
     found: dict[tuple[int, int], float] = {}
     for packed in pack(rows, tokens_per_micro_batch=budget):
-        from astraflow.backends.head import head_forward
-
-        hidden, _ = backend._hidden(packed)
-        picked = hidden.detach()[torch.from_numpy(packed.head)]
-        logprobs = head_forward(picked, backend._head.detach(), backend._heads(packed)).logprobs
+        logprobs = Scorer(backend._model, backend._attention, temperature=backend._temperature)(packed)
         places = packed.positions[packed.head[packed.target_head]] + 1
         for n, value in enumerate(logprobs.tolist()):
             found[int(packed.sequence[n]), int(places[n])] = value
@@ -85,8 +82,7 @@ def test_f29_trained_targets_and_where_they_are_predicted(llama: Path) -> None:
 
 def gradients(folder: Path, batch: Batch, settings: TrainerSettings) -> dict[str, torch.Tensor]:
     backend = make(folder, settings)
-    for packed in pack(batch.rows, tokens_per_micro_batch=settings.tokens_per_micro_batch):
-        backend._accumulate(packed, batch)
+    backend._differentiate(pack(batch.rows, tokens_per_micro_batch=settings.tokens_per_micro_batch), batch)
     return {name: each.clone() for name, each in backend._masters.gradients.items()}
 
 
