@@ -15,6 +15,7 @@ VERBS: dict[str, str] = {
     "status": "who does what, who waits for what",
     "ledger": "where every episode, group and sample of a run is; exit 1 if that does not balance",
     "trace": "the journey of one episode",
+    "replay": "a run's recorded past under other algorithms, side by side with what happened",
     "doctor": "why a loss is flat or zero: what is normal in a run, what is broken; exit 1 if something is",
     "freeze": "end one policy of a run that goes on at the version that it has",
     "swap": "let a frozen policy play with a past version of another",
