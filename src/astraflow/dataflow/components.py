@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,10 @@ from astraflow.wire.messages import ComponentReport, RelayPlace
 from astraflow.wire.names import require_place
 
 ROLLOUT, TRAINER = "rollout", "trainer"
+QUARANTINED = "quarantined"
+"""What a worker does that may not serve: ``ComponentReport.doing``, with ``why`` (or ``error``) as the reason."""
+ENDPOINT = re.compile(r"https?://[A-Za-z0-9.\-]+:\d{1,5}|https?://\[[0-9A-Fa-f:]+\]:\d{1,5}")
+"""A URL that other workers will call, with their token: scheme, host and port, nothing more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,6 +115,17 @@ class Components:
 
     def _forget(self) -> None:
         self._relays = None
+
+    def endpoints(self, asker: str) -> dict[str, tuple[str, ...]]:
+        """Policy → where workers other than ``asker`` serve it: those that are alive and may serve."""
+        found: dict[str, list[str]] = {}
+        for row in self.all():
+            report = row.report
+            serves = row.component == ROLLOUT and row.state == "alive" and report.doing != QUARANTINED
+            if serves and row.name != asker and ENDPOINT.fullmatch(report.endpoint):
+                for policy in report.versions:
+                    found.setdefault(policy, []).append(report.endpoint)
+        return {policy: tuple(urls) for policy, urls in found.items()}
 
     def drain(self, name: str) -> bool:
         """Ask a worker to leave; False if there is none of this name."""

@@ -10,12 +10,8 @@ from __future__ import annotations
 
 from math import isclose
 
-from astraflow.dataflow.components import ROLLOUT, ComponentRow
+from astraflow.dataflow.components import QUARANTINED, ROLLOUT, ComponentRow
 from astraflow.dataflow.ledger import Ledger
-
-QUARANTINED = "quarantined"
-"""What a worker does that may not serve: ``ComponentReport.doing``, with ``why`` (or ``error``) as the reason."""
-
 
 def diagnosis(ledger: Ledger, now: float, policy: str, cause: str) -> str:
     since = waits_since(ledger, policy)

@@ -276,6 +276,7 @@ class DataflowService:
             return m.RenewReply(
                 lost=ledger.episodes.renew(now, request.worker, request.held),
                 manifests=ledger.policies.newest.copy(),
+                endpoints=ledger.components.endpoints(request.worker),
                 drain=ledger.components.drains(request.worker),
                 finished=ledger.state != "running",
                 relays=ledger.components.relays(request.worker, request.report.region),

@@ -40,6 +40,7 @@ from astraflow.errors import (
 from astraflow.observe.points import reach
 from astraflow.observe.waits import Wait
 from astraflow.rollout.activity import Activity
+from astraflow.rollout.elsewhere import Elsewhere
 from astraflow.rollout.play import Player, classify, failed
 from astraflow.rollout.served import ServedPolicy
 from astraflow.rollout.settings import RolloutSettings
@@ -84,6 +85,7 @@ class RolloutService:
         policies: Mapping[str, ServedPolicy],
         capabilities: m.Capabilities,
         settings: RolloutSettings,
+        elsewhere: Elsewhere | None = None,
         clock: Clock | None = None,
         activity: Activity | None = None,
         relay: Relay | None = None,
@@ -101,6 +103,7 @@ class RolloutService:
         self._policies = policies
         self._capabilities = capabilities
         self._settings = settings
+        self._elsewhere = elsewhere or Elsewhere()
         self._clock = clock or SystemClock()
         self._held: dict[str, asyncio.Task[None]] = {}
         self._unfinished: set[str] = set()
@@ -118,6 +121,7 @@ class RolloutService:
         except BaseExceptionGroup as group:
             raise _first(group) from group
         finally:
+            await self._elsewhere.close()
             for policy in self._policies.values():
                 await policy.engine.close()
 
@@ -129,6 +133,8 @@ class RolloutService:
 
     async def hold(self, policy: str, version: int) -> None:
         """For agents of pinned leases: raises EngineFailed when the version cannot be had here."""
+        if policy in self._elsewhere.engines:
+            return  # whoever serves it is told the version with every request
         if policy not in self._policies:
             raise EngineFailed(f"this worker does not serve policy {policy!r}; it serves {sorted(self._policies)}")
         with self.activity.waiting(Wait.WEIGHTS, f"{policy} version {version}"):
@@ -159,6 +165,7 @@ class RolloutService:
             heart = loops.create_task(self._heartbeat_loop())
             followers: list[asyncio.Task[None]] = []
             try:
+                await self._elsewhere.start()
                 for policy in self._policies.values():  # may take long: dataflow hears meanwhile that we live
                     await policy.engine.start()
                 followers += [loops.create_task(policy.subscriber.run()) for policy in self._policies.values()]
@@ -195,10 +202,14 @@ class RolloutService:
             worker=self.name,
             incarnation=self.incarnation,
             count=self._settings.slots - len(self._held),
-            capabilities=self._capabilities,
+            capabilities=self._can(),
             wait_s=self._settings.lease_wait_s,
         )
         return await self._patiently(lambda: self._dataflow.lease(request))
+
+    def _can(self) -> m.Capabilities:
+        """With what is served elsewhere, as long as it is."""
+        return msgspec.structs.replace(self._capabilities, policies=(*self._policies, *self._elsewhere.reachable))
 
     def _start(self, lease: Lease, episodes: asyncio.TaskGroup) -> None:
         task = episodes.create_task(self._run_one(lease), name=f"episode {lease.id}")
@@ -280,6 +291,7 @@ class RolloutService:
             if self._relay is not None:
                 self._relay.know(reply.relays)
             self._offer(reply.manifests)
+            await self._elsewhere.know(reply.endpoints)
             for lease_id in reply.lost:
                 self._unfinished.discard(lease_id)
                 if lease_id in self._held:
@@ -292,7 +304,7 @@ class RolloutService:
             await asyncio.sleep(self.heartbeat_s)
 
     def _report(self) -> m.ComponentReport:
-        report = self.activity.report(self._versions())
+        report = msgspec.structs.replace(self.activity.report(self._versions()), endpoint=self._elsewhere.url)
         if self._relay is None:
             return report
         metrics = {**report.metrics, **self._relay.metrics()}

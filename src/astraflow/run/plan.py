@@ -117,8 +117,9 @@ def plan_lines(plan: dict[str, Any]) -> list[str]:
         if not policy["trainable"]:
             lines.append(f"policy {name}: frozen{size}; it plays and is not trained{memory}")
             continue
+        alive = policy["groups_alive_at_most"]
         lines.append(
             f"policy {name}: trained{size}; {policy['steps']} steps of {policy['samples_per_step']} samples; "
-            f"staleness at most {policy['max_staleness']}: {policy['groups_alive_at_most']} groups alive at most{memory}"
+            f"staleness at most {policy['max_staleness']}: {alive} groups alive at most{memory}"
         )
     return [*lines, f"config digest {plan['digest'][:16]}"]

@@ -34,6 +34,8 @@ class ComponentReport(Record, frozen=True, kw_only=True):
     why: str = ""
     versions: dict[str, int] = {}
     """Version per policy that it serves or trains."""
+    endpoint: str = ""
+    """URL at which it serves the policies of ``versions`` to other workers; empty: it does not."""
     metrics: dict[str, float] = {}
     error: str | None = None
     """First cause, if it is about to die of one."""
@@ -101,6 +103,8 @@ class RenewRequest(Record, frozen=True, kw_only=True):
 class RenewReply(Record, frozen=True, kw_only=True):
     lost: tuple[str, ...] = ()
     manifests: dict[str, Manifest] = {}
+    endpoints: dict[str, tuple[str, ...]] = {}
+    """Policy → where other workers that are alive serve it."""
     drain: bool = False
     finished: bool = False
     relays: tuple[RelayPlace, ...] = ()

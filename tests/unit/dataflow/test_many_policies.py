@@ -240,3 +240,40 @@ def test_only_what_is_trained_can_be_frozen() -> None:
         for policy in ("old", "c"):
             with pytest.raises(BadRequest, match=f"no trainable policy '{policy}'"):
                 operate(rig, "freeze", policy=policy)
+
+
+# ── workers that serve some policies only ──
+
+
+def heard(rig: Rig, worker: str, *, serves: dict[str, int], endpoint: str = "", doing: str = "plays") -> m.RenewReply:
+    report = m.ComponentReport(doing=doing, versions=serves, endpoint=endpoint)
+    return rig.go(rig.flow.renew(m.RenewRequest(worker=worker, incarnation=worker, report=report)))
+
+
+def test_workers_hear_where_others_serve_what_they_do_not() -> None:
+    with Rig(two()) as rig:
+        assert heard(rig, "w1", serves={"a": 0}, endpoint="http://10.0.0.1:7001").endpoints == {}
+        assert heard(rig, "w2", serves={"b": 0}).endpoints == {"a": ("http://10.0.0.1:7001",)}
+        heard(rig, "w3", serves={"a": 0, "b": 0}, endpoint="http://[::1]:7003")
+        found = heard(rig, "w2", serves={"b": 0}).endpoints
+        assert found == {"a": ("http://10.0.0.1:7001", "http://[::1]:7003"), "b": ("http://[::1]:7003",)}
+        heard(rig, "w3", serves={"a": 0, "b": 0}, endpoint="http://[::1]:7003", doing="quarantined")
+        assert heard(rig, "w2", serves={"b": 0}).endpoints == {"a": ("http://10.0.0.1:7001",)}
+        rig.advance(60)
+        assert heard(rig, "w2", serves={"b": 0}).endpoints == {}, "the dead serve nobody"
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://h:1", "http://h", "http://h:1/x", "http://u@h:1", "http://h:1?x", "h:1", "http://h:1 http://i:2"]
+)
+def test_what_is_no_plain_url_is_told_to_nobody(url: str) -> None:
+    with Rig(two()) as rig:
+        heard(rig, "w1", serves={"a": 0}, endpoint=url)
+        assert heard(rig, "w2", serves={"b": 0}).endpoints == {}
+
+
+def test_a_lease_goes_only_to_who_can_play_every_policy_of_the_workflow() -> None:
+    with Rig(two()) as rig:
+        refused = rig.lease(2, policies=["a"])
+        assert not refused.leases
+        assert len(rig.lease(2, policies=["a", "b"]).leases) == 2

@@ -1,0 +1,104 @@
+"""The data port of a worker that serves policies to others: one request of an engine, over HTTP.
+
+    POST /v1/policies/{policy}/generate     GenerateRequest → GenerateReply, errors {kind, message}
+    GET  /v1/policies/{policy}              EngineInfo
+
+Nothing depends on it: whoever cannot reach it plays nothing that needs it. A caller that leaves frees its slot (F88).
+Workers of one run share a token; without one it binds loopback only.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Awaitable, Callable, Mapping
+
+from aiohttp import web
+
+from astraflow.engines.base import GenerateRequest
+from astraflow.errors import ConfigError, NotFound, Unauthorised, Unavailable
+from astraflow.rollout.served import ServedPolicy
+from astraflow.wire.codec import decode
+from astraflow.wire.replies import errors_as_records, read_body, record_response
+from astraflow.wire.server import bind_sentence, is_loopback
+
+PATH = "/v1/policies"
+REQUEST_BYTES = 16 << 20
+"""A prompt of four million tokens."""
+BODY_DEADLINE_S = 60.0
+CLOSE_S = 5.0
+
+Hold = Callable[[str, int], Awaitable[None]]
+
+
+class PolicyEndpoint:
+    """Serves the worker's own policies; ``hold`` makes an engine hold the version that a request names."""
+
+    def __init__(
+        self,
+        policies: Mapping[str, ServedPolicy],
+        hold: Hold,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        token: str | None,
+    ) -> None:
+        if token is None and not is_loopback(host):
+            raise ConfigError(f"serving policies at {host} without a token is refused: anyone could use the engines")
+        self._policies, self._hold = policies, hold
+        self._host, self._port = host, port
+        self._token = token
+        self._runner: web.AppRunner | None = None
+        self._app = web.Application(middlewares=[errors_as_records], client_max_size=1 << 62)
+        place = f"{PATH}/{{policy}}"
+        self._app.add_routes([web.get(place, self._info), web.post(f"{place}/generate", self._generate)])
+
+    @property
+    def url(self) -> str:
+        """Where it listens, as others may reach it; the port is the real one once it has started."""
+        return f"http://[{self._host}]:{self._port}" if ":" in self._host else f"http://{self._host}:{self._port}"
+
+    async def start(self) -> None:
+        """Listen. Raises ConfigError if the address cannot be had."""
+        runner = web.AppRunner(
+            self._app, handler_cancellation=True, access_log=None, shutdown_timeout=CLOSE_S, auto_decompress=False
+        )
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, self._host, self._port).start()
+        except OSError as error:
+            await runner.cleanup()
+            raise ConfigError(bind_sentence(self._host, self._port, error)) from error
+        self._runner = runner
+        self._port = int(runner.addresses[0][1])
+
+    async def close(self) -> None:
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.cleanup()
+
+    async def _info(self, request: web.Request) -> web.StreamResponse:
+        return record_response(self._policy(request).engine.info())
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        served = self._policy(request)
+        body = await read_body(request, limit_bytes=REQUEST_BYTES, deadline_s=BODY_DEADLINE_S)
+        asked = decode(body, GenerateRequest, limit_bytes=REQUEST_BYTES)
+        if asked.version is None:
+            if not served.engine.info().versions:
+                raise Unavailable(f"{served.policy} holds no version yet")
+            return record_response(await served.engine.generate(asked))
+        with served.pinned(asked.version):
+            await self._hold(served.policy, asked.version)
+            return record_response(await served.engine.generate(asked))
+
+    def _policy(self, request: web.Request) -> ServedPolicy:
+        if self._token is not None:
+            scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+            if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self._token.encode()):
+                raise Unauthorised(
+                    "a policy is served to workers of its run only: the worker token is missing or wrong"
+                )
+        name = request.match_info["policy"]
+        if name not in self._policies:
+            raise NotFound(f"policy {name[:40]!r} is not served here; served are {sorted(self._policies)}")
+        return self._policies[name]
