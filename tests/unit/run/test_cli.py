@@ -21,6 +21,7 @@ FLAGS = {
     "status": ("run", "json"),
     "ledger": ("run", "verify", "json"),
     "trace": ("run", "episode", "json"),
+    "replay": ("run", "curate", "keep", "select", "json"),
     "doctor": ("run", "json"),
     "resume": (
         "run",
