@@ -60,7 +60,9 @@ class LossSettings:
         missing = {c: o for c, o in LOSSES[self.name].columns(given).items() if c not in SUPPLIED}
         for column, option in missing.items():
             way_out = f"leave out {option}" if option else "take another loss"
-            raise ConfigError(f"loss {self.name!r} needs {column}, which no trainer supplies; {way_out}")
+            raise ConfigError(
+                f"loss {self.name!r} needs {column}, which no trainer supplies: it has no critic; {way_out}"
+            )
 
     @property
     def arguments(self) -> dict[str, Value]:
