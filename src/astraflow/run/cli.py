@@ -13,6 +13,8 @@ VERBS: dict[str, str] = {
     "run": "train: dataflow, rollout services and trainers on this machine",
     "plan": "resolve a recipe and do its arithmetic; runs nothing",
     "status": "who does what, who waits for what",
+    "pool": "the rollout workers: region, versions, rate, staleness, why one does not serve",
+    "autoscale": "start and stop rollout workers as the run needs them",
     "ledger": "where every episode, group and sample of a run is; exit 1 if that does not balance",
     "trace": "the journey of one episode",
     "replay": "a run's recorded past under other algorithms, side by side with what happened",

@@ -14,7 +14,8 @@ from astraflow.run.layout import RunFolder
 from astraflow.run.serve_dataflow import open_service
 from astraflow.run.serve_rollout import build_rollout
 from astraflow.run.serve_trainer import build_trainer
-from astraflow.weights.store import DirStore
+from astraflow.weights.object_store import ObjectStore
+from astraflow.weights.store import DirStore, WeightStore
 from astraflow.wire.messages import OperatorRequest, StatusReply
 from astraflow.wire.protocol import Dataflow
 
@@ -36,10 +37,11 @@ async def run_in_process(
             dataflow = LocalDataflow(service)
             if although_failed:
                 await dataflow.operate(OperatorRequest(action="resume"))
-            rollout = build_rollout(resolved, dataflow, name="rollout-0", store=store, cache=Path(cache))
+            weights: WeightStore = ObjectStore.open(resolved.recipe.store) if resolved.recipe.store else store
+            rollout = build_rollout(resolved, dataflow, name="rollout-0", store=weights, cache=Path(cache))
             recipe = resolved.recipe
             trainers = [
-                build_trainer(resolved, dataflow, policy=policy, store=store, checkpoints=run.checkpoints / policy)
+                build_trainer(resolved, dataflow, policy=policy, store=weights, checkpoints=run.checkpoints / policy)
                 for policy in (recipe.trainable if recipe.steps else ())
             ]
             async with asyncio.TaskGroup() as tasks:

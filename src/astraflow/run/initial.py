@@ -9,9 +9,10 @@ import msgspec
 
 from astraflow.run.layout import RunFolder, write_json
 from astraflow.run.recipe import Recipe
+from astraflow.run.stores import claim_store
 from astraflow.types import Manifest
 from astraflow.weights.manifest import manifest_of_folder, weight_files_in
-from astraflow.weights.store import DirStore
+from astraflow.weights.store import DirStore, WeightStore
 
 
 async def publish_initial(
@@ -20,14 +21,18 @@ async def publish_initial(
     """By policy. Doing it again changes nothing: files are named by their content."""
     if run.initial.exists():
         return read_initial(run)
-    store = DirStore(run.weights)
+    stores: list[WeightStore] = [DirStore(run.weights)]
+    bucket = await claim_store(run, recipe)
+    if bucket is not None:
+        stores.append(bucket)
     manifests: dict[str, Manifest] = {}
     known: dict[Path, Manifest] = {}
     for name, policy in recipe.policies.items():
         folder = policy.folder(say)
         if folder not in known:
             for path in weight_files_in(folder):
-                await store.put(path, may_link=False)
+                for store in stores:
+                    await store.put(path, may_link=False)
             known[folder] = manifest_of_folder(folder, name)
         manifests[name] = msgspec.structs.replace(known[folder], policy=name)
     write_json(run.initial, msgspec.to_builtins(manifests))

@@ -23,6 +23,7 @@ from astraflow.algorithms.pace import BoundedStaleness
 from astraflow.algorithms.pace_rounds import SCHEDULES
 from astraflow.algorithms.pipeline import Pipeline
 from astraflow.algorithms.select import EarliestDeadline
+from astraflow.dataflow.autoscale import Scaling
 from astraflow.dataflow.settings import Limits
 from astraflow.engines.settings import EngineSettings
 from astraflow.errors import ConfigError
@@ -32,6 +33,7 @@ from astraflow.run.tiny_model import TinyModel
 from astraflow.tasks.base import TaskSource
 from astraflow.trainer.settings import TrainerSettings
 from astraflow.types import Sampling
+from astraflow.wire.names import require_name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,6 +126,13 @@ class Recipe:
     rollout: RolloutSettings = field(default_factory=RolloutSettings)
     services: int = 1
     """Rollout services that the launcher starts; more may join from anywhere."""
+    scaling: Scaling = field(default_factory=Scaling)
+    """How many rollout services there should be: for ``astraflow autoscale`` and ``GET /v1/pool/target``."""
+    regions: tuple[str, ...] = ()
+    """Names that workers may give by ``--region``; empty: any. Workers of one region share weights by relays. Services
+    of the launcher are in the first one."""
+    store: str = ""
+    """URL of an object store for the weights (``s3://bucket/run-7``), a prefix of its own; empty: dataflow's folder."""
     allow_truncated_sampling: bool = False
     """Accept top_p < 1 or top_k in training, whose importance ratios are biased."""
 
@@ -139,6 +148,8 @@ class Recipe:
         _at_least("Recipe.group_size", self.group_size, 1)
         _at_least("Recipe.steps", self.steps, 0)
         _at_least("Recipe.seed", self.seed, 0)
+        for region in self.regions:
+            require_name(region, "Recipe.regions")
         _at_least("Recipe.services", self.services, 0)
 
     def with_workflow(self, workflow: Any) -> Recipe:

@@ -7,11 +7,12 @@ import logging
 import os
 import signal
 import ssl as ssl_module
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from astraflow.dataflow.local import LocalDataflow
 from astraflow.dataflow.service import DataflowService
+from astraflow.errors import Unavailable
 from astraflow.observe.metrics import Registry
 from astraflow.run.child import LIFELINE
 from astraflow.run.config import Resolved
@@ -21,9 +22,11 @@ from astraflow.run.logs import configure_logging
 from astraflow.run.recorder import Recorder
 from astraflow.run.registry import fill_registry
 from astraflow.run.spec import run_spec
+from astraflow.run.stores import claim_store
 from astraflow.types import Manifest
-from astraflow.weights.store import DirStore
+from astraflow.weights.store import DirStore, WeightStore
 from astraflow.wire.messages import StatusReply
+from astraflow.wire.rate import ByteRate
 from astraflow.wire.server import Server
 from astraflow.wire.tokens import Tokens
 
@@ -43,6 +46,7 @@ async def serve_dataflow(
     port: int,
     ssl: ssl_module.SSLContext | None = None,
     tensorboard: bool = False,
+    rate: ByteRate | None = None,
 ) -> int:
     """Until SIGTERM; without a launcher, until the run has ended and its workers have left. Exit code."""
     configure_logging()
@@ -59,6 +63,7 @@ async def serve_dataflow(
             port=port,
             tokens=Tokens.read(run.path),
             ssl=ssl,
+            rate=rate,
             metrics=lambda: registry.prometheus({"run": run.name}),
         )
         await server.start()
@@ -76,6 +81,7 @@ async def open_service(
 ) -> AsyncIterator[DataflowService]:
     """The service with version 0 published, its time passing, its recorder writing. A bug in any of them ends it."""
     initial = read_initial(run)
+    stores: list[WeightStore] = [each for each in (store, await claim_store(run, resolved.recipe)) if each is not None]
     service = DataflowService.open(run_spec(resolved, run.name), run.path, in_thread=True)
     recorder = Recorder(run, tensorboard=tensorboard)
     try:
@@ -85,7 +91,7 @@ async def open_service(
             helpers = [
                 tasks.create_task(service.run()),
                 tasks.create_task(recorder.follow()),
-                tasks.create_task(_collect(service, store, tuple(initial.values()))),
+                tasks.create_task(_collect(service, stores, tuple(initial.values()))),
             ]
             try:
                 yield service
@@ -97,12 +103,17 @@ async def open_service(
         await service.close()
 
 
-async def _collect(service: DataflowService, store: DirStore, always: tuple[Manifest, ...]) -> None:
+async def _collect(service: DataflowService, stores: Sequence[WeightStore], always: tuple[Manifest, ...]) -> None:
     """Delete weight files that nothing needs any more; version 0 stays."""
     while True:
         await asyncio.sleep(COLLECT_S)
         live = (*always, *await service.live_manifests())
-        await store.collect({file.sha256 for manifest in live for file in manifest.files})
+        keep = {file.sha256 for manifest in live for file in manifest.files}
+        for store in stores:
+            try:
+                await store.collect(keep)
+            except Unavailable as error:  # a bucket out of reach is tidied another time; nothing waits for it
+                log.warning("collect_failed error=%s", error)
 
 
 async def _until_over(service: DataflowService, registry: Registry, stop: asyncio.Event) -> int:

@@ -17,13 +17,13 @@ from astraflow.rollout.agents import Seat
 from astraflow.rollout.loop_guard import LoopGuard
 from astraflow.rollout.play import Player, WorkflowPlayer
 from astraflow.rollout.served import Load, ServedPolicy
-from astraflow.rollout.service import RolloutService
+from astraflow.rollout.service import Relay, RolloutService
 from astraflow.rollout.standstill import SPEAK_S, StandstillWorker
 from astraflow.rollout.template import ChatTemplate
 from astraflow.run.config import Resolved
-from astraflow.run.layout import RunFolder
 from astraflow.run.logs import configure_logging, incarnation, process_name
-from astraflow.weights.store import DirStore, HttpStore, WeightStore
+from astraflow.run.stores import Sharing, origin_store, sharing_store
+from astraflow.weights.store import WeightStore
 from astraflow.weights.subscribe import Subscriber
 from astraflow.wire.client import HttpDataflow
 from astraflow.wire.messages import Capabilities
@@ -33,20 +33,30 @@ from astraflow.workflows.supervised import Supervised
 
 
 async def serve_rollout(
-    resolved: Resolved, *, url: str, name: str | None, run_dir: Path | None, ca: Path | None
+    resolved: Resolved,
+    *,
+    url: str,
+    name: str | None,
+    run_dir: Path | None,
+    ca: Path | None,
+    sharing: Sharing | None = None,
 ) -> int:
     """Until the run is finished, or SIGTERM (once: hand back what is held; twice: at once)."""
     configure_logging()
     name = name or process_name("rollout")
-    async with HttpDataflow(url, from_environment(), ca=ca) as client:
-        store: WeightStore = HttpStore(client.weights) if run_dir is None else DirStore(RunFolder(run_dir).weights)
-        with tempfile.TemporaryDirectory(prefix="cache-", dir=run_dir) as cache:
-            service = build_rollout(resolved, client, name=name, store=store, cache=Path(cache))
-            loop = asyncio.get_running_loop()
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, service.stop)
-            with _guarded(service, resolved, url, ca, cache=Path(cache)):
-                await service.run()
+    sharing = sharing or Sharing()
+    rate = sharing.rate()
+    async with HttpDataflow(url, from_environment(), ca=ca, rate=rate) as client:
+        origin = origin_store(resolved.recipe, client, run_dir, rate)
+        with tempfile.TemporaryDirectory(prefix="cache-", dir=run_dir) as folder:
+            cache = Path(folder)
+            async with sharing_store(resolved, sharing, origin, cache=cache, ca=ca, rate=rate) as store:
+                service = build_rollout(resolved, client, name=name, store=store, cache=cache, relay=store)
+                loop = asyncio.get_running_loop()
+                for number in (signal.SIGTERM, signal.SIGINT):
+                    loop.add_signal_handler(number, service.stop)
+                with _guarded(service, resolved, url, ca, cache=cache):
+                    await service.run()
     return 0
 
 
@@ -70,9 +80,15 @@ def _guarded(
 
 
 def build_rollout(
-    resolved: Resolved, dataflow: Dataflow, *, name: str, store: WeightStore, cache: Path
+    resolved: Resolved,
+    dataflow: Dataflow,
+    *,
+    name: str,
+    store: WeightStore,
+    cache: Path,
+    relay: Relay | None = None,
 ) -> RolloutService:
-    """``cache``: an own folder for pulled weights."""
+    """``cache``: an own folder for pulled weights. ``relay``: what of ``store`` other workers hear."""
     recipe = resolved.recipe
     settings = recipe.rollout_settings()
     policies: dict[str, ServedPolicy] = {}
@@ -116,6 +132,7 @@ def build_rollout(
         policies=policies,
         capabilities=capabilities,
         settings=settings,
+        relay=relay,
     )
     player.hold = service.hold
     player.waiting = service.activity.waiting

@@ -13,10 +13,11 @@ from astraflow.run.choose_policy import choose_policy
 from astraflow.run.config import Resolved
 from astraflow.run.layout import RunFolder
 from astraflow.run.logs import configure_logging
+from astraflow.run.stores import origin_store
 from astraflow.trainer.checkpoints import Checkpoints
 from astraflow.trainer.loop import TrainerIdentity, TrainLoop
 from astraflow.weights.publish import Publisher
-from astraflow.weights.store import DirStore, HttpStore, WeightStore
+from astraflow.weights.store import WeightStore
 from astraflow.wire.client import HttpDataflow
 from astraflow.wire.protocol import Dataflow
 from astraflow.wire.tokens import from_environment
@@ -34,7 +35,7 @@ async def serve_trainer(
         raise ConfigError(f"policy {chosen!r} has trainable=False: there is nothing to do for a trainer")
     folder = RunFolder(run_dir).checkpoints if run_dir is not None else Path("checkpoints")
     async with HttpDataflow(url, from_environment(), ca=ca) as client:
-        store: WeightStore = HttpStore(client.weights) if run_dir is None else DirStore(RunFolder(run_dir).weights)
+        store = origin_store(resolved.recipe, client, run_dir)
         loop = await asyncio.to_thread(
             build_trainer, resolved, client, policy=chosen, store=store, checkpoints=folder / chosen
         )

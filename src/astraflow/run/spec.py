@@ -39,6 +39,7 @@ def run_spec(resolved: Resolved, run: str) -> RunSpec:
         pipeline=recipe.pipeline,
         eval=evaluation,
         limits=recipe.limits,
+        scaling=recipe.scaling,
         config_digest=resolved.digest,
         code_digest=resolved.code_digest,
     )

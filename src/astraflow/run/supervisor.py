@@ -157,7 +157,8 @@ class Supervisor:
         for number in range(recipe.services):
             name = f"rollout-{number}"
             way = self._route(name, url)
-            self._post(name, ("rollout", "--dataflow", way, "--name", name, *ca), Role.WORKER, None)
+            region = ("--region", recipe.regions[0]) if recipe.regions else ()
+            self._post(name, ("rollout", "--dataflow", way, "--name", name, *region, *ca), Role.WORKER, None)
         for policy in recipe.trainable if recipe.steps else ():
             name = f"trainer-{policy}"
             arguments = ("trainer", "--dataflow", self._route(name, url), "--policy", policy, *ca)

@@ -104,9 +104,9 @@ class Neighbours:
             if await self._download(place, file, into):
                 return True
         for place in places[:MOST_PULLS] if pull else ():
-            if self._may_ask(place, near=near) and await self._until_held(place, file):
-                if await self._download(place, file, into):
-                    return True
+            held = self._may_ask(place, near=near) and await self._until_held(place, file)
+            if held and await self._download(place, file, into):
+                return True
         return False
 
     async def close(self) -> None:

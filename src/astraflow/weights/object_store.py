@@ -28,11 +28,12 @@ from astraflow.wire.names import require_sha256
 from astraflow.wire.rate import ByteRate
 from astraflow.wire.transfer import verify
 
-SCHEMES = ("s3", "s3a", "gs", "az", "file", "memory")
+SCHEMES = ("s3", "s3a", "gs", "az", "file")
 CHUNK_BYTES = 1 << 20
 PART_BYTES = 8 << 20
 """Of a multipart upload."""
 IDLE_S = 30.0
+CLAIM = "astraflow-run"
 
 
 class ObjectStore:
@@ -74,7 +75,7 @@ class ObjectStore:
         options: dict[str, Any] = {}
         if scheme == "file":
             options = {"mkdir": True}
-        elif scheme != "memory":
+        else:
             options = {
                 "client_options": {"read_timeout": f"{IDLE_S:g}s", "timeout": "1h", "allow_http": True},
                 "retry_config": {"max_retries": 4, "retry_timeout": timedelta(seconds=60)},
@@ -124,7 +125,7 @@ class ObjectStore:
         return True
 
     async def collect(self, keep: Collection[str]) -> int:
-        """Only weight files below the prefix are ever looked at. A bucket that does not answer is asked another time."""
+        """Only weight files below the prefix are ever looked at."""
         if not self._owner:
             return 0
         now = self._clock.monotonic()
@@ -148,6 +149,29 @@ class ObjectStore:
             self._unwanted = seen
             raise _as_ours(error, "the bucket could not be tidied") from error
         return len(doomed)
+
+    async def claim(self, who: str) -> None:
+        """Note whose files these are; again is fine. ConfigError if they are another's: ``collect`` would delete them.
+
+        Two who claim at the same moment: the later one finds the other's name.
+        """
+        key = f"{self._prefix}/{CLAIM}"
+        try:
+            found = await self._claimed(key)
+            if found is None:
+                await obstore.put_async(self._bucket, key, who.encode())
+                found = await self._claimed(key)
+        except (BaseError, OSError) as error:
+            raise _as_ours(error, "the bucket could not be claimed") from error
+        if found != who:
+            raise ConfigError(f"this weight store belongs to the run {found}: give every run a prefix of its own")
+
+    async def _claimed(self, key: str) -> str | None:
+        try:
+            found = await obstore.get_async(self._bucket, key)
+            return bytes(await found.bytes_async()).decode("utf-8", "replace")
+        except (FileNotFoundError, NotFoundError):
+            return None
 
     # ── inside ──
 
@@ -173,7 +197,7 @@ class ObjectStore:
                 async for piece in found.stream(min_chunk_size=size):
                     await self._write(out, piece, file)
         except (FileNotFoundError, NotFoundError) as error:
-            part.unlink(missing_ok=True)
+            await asyncio.to_thread(part.unlink, missing_ok=True)
             raise NotFound(f"{file.name} (sha256 {file.sha256[:16]}) is not in the store") from error
         except (BaseError, OSError) as error:
             raise _as_ours(error, f"{file.name} broke off") from error

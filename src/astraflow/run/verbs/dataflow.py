@@ -22,6 +22,8 @@ class Args:
     """0: any free one."""
     tls_cert: Path | None = None
     tls_key: Path | None = None
+    weights_mbit: float | None = None
+    """Limit on weights that workers read here, together, in Mbit/s."""
     tensorboard: bool = False
     """Also write TensorBoard files."""
 
@@ -32,11 +34,15 @@ def main(args: Args) -> int:
     from astraflow.run.prepare import open_run
     from astraflow.run.serve_dataflow import serve_dataflow
     from astraflow.run.tls import server_context
+    from astraflow.wire.rate import rate_of_mbit
 
     hold_lifeline()
     run, resolved = open_run(args.recipe, args.run_dir, args.set, args.seed)
     context = server_context(args.tls_cert, args.tls_key)
+    rate = rate_of_mbit(args.weights_mbit, "--weights-mbit")
     with first_cause_only():
         return asyncio.run(
-            serve_dataflow(run, resolved, host=args.host, port=args.port, ssl=context, tensorboard=args.tensorboard)
+            serve_dataflow(
+                run, resolved, host=args.host, port=args.port, ssl=context, tensorboard=args.tensorboard, rate=rate
+            )
         )

@@ -24,13 +24,41 @@ class Args:
     """Unique in the run; made up if left out."""
     ca: Path | None = None
     """Certificate to trust beside the system's."""
+    region: str = ""
+    """Workers of one region share weights by relays; where the recipe names regions, one of them."""
+    relay_port: int | None = None
+    """Open a data port for the other workers of the region: a relay of weights. 0: any free one."""
+    relay_host: str = "127.0.0.1"
+    """Where it listens; other machines need another than loopback."""
+    relay_address: str = ""
+    """Host name under which others reach it, if that is another."""
+    relay_gib: float = 16.0
+    """Disk for weights that only the relay still holds."""
+    tls_cert: Path | None = None
+    """Of the data port."""
+    tls_key: Path | None = None
+    weights_mbit: float | None = None
+    """Limit on weights sent and received, in Mbit/s."""
 
 
 def main(args: Args) -> int:
     from astraflow.run.child import hold_lifeline
     from astraflow.run.prepare import recipe_of
     from astraflow.run.serve_rollout import serve_rollout
+    from astraflow.run.stores import Sharing
 
     hold_lifeline()
+    sharing = Sharing(
+        region=args.region,
+        relay_port=args.relay_port,
+        relay_host=args.relay_host,
+        relay_address=args.relay_address,
+        relay_gib=args.relay_gib,
+        weights_mbit=args.weights_mbit,
+        tls_cert=args.tls_cert,
+        tls_key=args.tls_key,
+    )
     resolved = recipe_of(args.recipe, args.run_dir, args.set, args.seed)
-    return asyncio.run(serve_rollout(resolved, url=args.dataflow, name=args.name, run_dir=args.run_dir, ca=args.ca))
+    return asyncio.run(
+        serve_rollout(resolved, url=args.dataflow, name=args.name, run_dir=args.run_dir, ca=args.ca, sharing=sharing)
+    )
