@@ -50,6 +50,11 @@ def judge(text: str, gold: str, *, prose: bool = False) -> Judgement:
     return Judgement(score=1.0) if equal(answer, gold) else Judgement(score=0.0, reason="different")
 
 
+def has_answer(text: str) -> bool:
+    """Whether a final answer is marked: the ``form`` of ``SingleTurn``."""
+    return final_answer(text) is not None
+
+
 def final_answer(text: str) -> str | None:
     """What stands in the last complete box or answer tag behind the thinking part; None if there is none."""
     said = after_thinking(text)

@@ -15,6 +15,7 @@ from astraflow.clock import Clock, SystemClock
 from astraflow.errors import BadRequest, EngineFailed, EnvFailed, EpisodeTruncated, GraderFailed
 from astraflow.observe.waits import WAITING, Waiting
 from astraflow.rollout.agents import PROMPT_TOO_LONG, EpisodeAgents, Hold, Seat, holds_newest_only
+from astraflow.rollout.features import features_of
 from astraflow.rollout.loop_guard import PLAYING
 from astraflow.rollout.score import UnknownName, resolve
 from astraflow.rollout.settings import TreeLimits
@@ -112,6 +113,7 @@ class WorkflowPlayer:
         try:
             reward = running.result()
             scored = resolve(reward, agents.trajectories, roles=agents.roles)
+            features = features_of(reward.features, scored.trajectories)
         except asyncio.CancelledError:
             return failed(lease, FailureKind.WORKFLOW, "the workflow cancelled itself", wall_s=wall_s)
         except Exception as error:  # noqa: BLE001 - whatever user code raises is a failed episode, not a dead worker
@@ -125,6 +127,7 @@ class WorkflowPlayer:
             outcome=Outcome.TRUNCATED if agents.cut is not None else Outcome.COMPLETED,
             trajectories=scored.trajectories,
             score=scored.score,
+            features=features,
             wall_s=wall_s,
         )
 

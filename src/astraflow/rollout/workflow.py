@@ -17,7 +17,8 @@ class Reward:
 
     Values are float or None; None is "not scored" (no baseline, no gradient), never zero. ``turns`` maps a turn's
     index (``Reply.turn``) to its own reward, which then replaces the role's. ``baseline_keys`` does the same for
-    what it is compared with.
+    what it is compared with. ``features`` are numbers for data algorithms: ``format`` (1 well formed, 0 not),
+    ``without/ROLE`` (what the episode's score would have been had the role done nothing), or of your own.
     """
 
     def __init__(
@@ -27,12 +28,14 @@ class Reward:
         *,
         turns: Mapping[int, float | None] | None = None,
         baseline_keys: Mapping[int, str] | None = None,
+        features: Mapping[str, Any] | None = None,
         **roles: float | None,
     ) -> None:
         self.episode = episode
         self.roles = dict(roles)
         self.turns = dict(turns or {})
         self.baseline_keys = dict(baseline_keys or {})
+        self.features = dict(features or {})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,6 +11,9 @@ from astraflow.types import Task
 Grade = Callable[[str, Task], float | None] | Callable[[str, Task], Awaitable[float | None]]
 """``(the reply's text, task) → reward``; None is not scored. Raising means that it could not be graded, never zero."""
 
+Form = Callable[[str], bool]
+"""``the reply's text → `` whether it is well formed: ``has_answer`` of ``rewards.answer``, for one."""
+
 Ask = Callable[[Task], str | Sequence[Message]]
 """``task → `` the user's message, or the whole history."""
 
@@ -29,9 +32,12 @@ class SingleTurn:
         system: str | None = None,
         role: str = "main",
         grade_limit_s: float = 10.0,
+        form: Form | None = None,
     ) -> None:
-        """``grade`` runs in a thread (or is awaited if it is a coroutine function) for at most ``grade_limit_s``."""
+        """``grade`` runs in a thread (or is awaited if it is a coroutine function) for at most ``grade_limit_s``.
+        ``form``: told as the feature ``format``, for the Keep that masks ill-formed replies."""
         self._grade = grade
+        self._form = form
         self._ask = ask
         self._system = system
         self._role = role
@@ -40,7 +46,10 @@ class SingleTurn:
     async def __call__(self, task: Task, agents: Agents) -> Reward:
         reply = await agents[self._role].chat(self.messages(task))
         reward = await self._graded(reply, task)
-        return Reward(turns={reply.turn: reward})
+        if self._form is None:
+            return Reward(turns={reply.turn: reward})
+        well_formed = await self._limit.run(self._form, reply.text)
+        return Reward(turns={reply.turn: reward}, features={"format": float(well_formed)})
 
     def messages(self, task: Task) -> list[Message]:
         asked = self._ask(task)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from astraflow.rewards.answer import has_answer
 from astraflow.rewards.exact import Exact
 from astraflow.rollout.play import WorkflowPlayer
 from astraflow.testing.check_workflow import character_template, check_workflow
@@ -95,3 +96,13 @@ def test_max_tokens_of_the_recipe_holds(tokens: int) -> None:
     episode = run_virtual(main)
     assert episode.outcome is Outcome.TRUNCATED
     assert episode.trajectories[0].samples[0].sampled.sum() == tokens
+
+
+def test_the_form_of_a_reply_is_told_beside_its_grade() -> None:
+    for text_is_fine in (True, False):
+        workflow = SingleTurn(lambda text, task: 0.5, form=lambda text, fine=text_is_fine: fine)
+        episode = run_virtual(lambda workflow=workflow: played(workflow))
+        assert episode.features["format"].tolist() == float(text_is_fine)
+        assert episode.score == 0.5
+    assert "format" not in run_virtual(lambda: played(SingleTurn(Exact()))).features
+    assert (has_answer("so \\boxed{2}"), has_answer("so 2")) == (True, False)
