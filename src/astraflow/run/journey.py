@@ -16,7 +16,7 @@ from astraflow.run.layout import RunFolder
 from astraflow.run.recipe import Recipe
 from astraflow.run.run_db import open_run_db
 from astraflow.run.samples import tokenizer_of
-from astraflow.types import Episode, Sample
+from astraflow.types import Episode, Sample, Trajectory
 
 SAMPLED, GIVEN, OFF = "\x1b[32m", "\x1b[2m", "\x1b[0m"
 _PLACES = ("id", "at_s", "kind", "group", "index")
@@ -92,8 +92,20 @@ def text_lines(journey: Journey, recipe: Recipe, *, colour: bool) -> Iterator[st
         tokenizer = tokenizer_of(recipe, trajectory.policy)
         for number, sample in enumerate(trajectory.samples):
             yield ""
-            yield f"agent {trajectory.agent} (policy {trajectory.policy}), sample {number}, rewards by turn: {rewards}"
+            yield (
+                f"agent {trajectory.agent} (policy {trajectory.policy}{_place(trajectory)}), sample {number}, "
+                f"rewards by turn: {rewards}"
+            )
             yield _text(sample, tokenizer, colour=colour)
+
+
+def _place(trajectory: Trajectory) -> str:
+    """In the tree of agents: below which turn, and which turns are its own where there are others."""
+    parent = trajectory.turns[0].parent if trajectory.turns else None
+    own = ", ".join(str(turn.index) for turn in trajectory.turns)
+    return f", turn{'s' if len(trajectory.turns) > 1 else ''} {own}" + (
+        "" if parent is None else f" below turn {parent}"
+    )
 
 
 def _without_text(journey: Journey) -> Iterator[str]:

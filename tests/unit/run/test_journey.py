@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from astraflow.run.journey import journey_of, text_lines
@@ -92,3 +93,23 @@ def test_ledger_verify_prints_each_difference_and_answers_by_its_exit_code(
     told = json.loads(capsys.readouterr().out)
     assert told["verified"] is False
     assert told["differences"] == lines[:2]
+
+
+def test_a_stored_episode_shows_its_tree_of_agents(
+    tmp_path: Path, recipe_with: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Rig(make_spec(), folder=tmp_path) as rig:
+        (lease,) = rig.leases(1)
+        (root,) = rig.episode(lease).trajectories
+        (turn,) = root.turns
+        child = msgspec.structs.replace(
+            root, agent="role_p#2", turns=(msgspec.structs.replace(turn, index=1, parent=0, reward=None),)
+        )
+        rig.submit(lease, episode=msgspec.structs.replace(rig.episode(lease), trajectories=(root, child)))
+    monkeypatch.setattr("astraflow.run.journey.tokenizer_of", lambda recipe, policy: None)
+    lines = list(text_lines(journey_of(RunFolder(tmp_path), lease.group, lease.index), recipe_with(), colour=False))
+    shown = [line for line in lines if line.startswith("agent")]
+    assert shown == [
+        "agent role_p (policy p, turn 0), sample 0, rewards by turn: 1",
+        "agent role_p#2 (policy p, turn 1 below turn 0), sample 0, rewards by turn: not scored",
+    ]
