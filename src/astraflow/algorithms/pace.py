@@ -41,6 +41,20 @@ class AllHaveRoom:
         return bool(hungry) and all(has_room(room, ahead=self.ahead) for room in hungry)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OnPolicy:
+    """Strictly on-policy: no group starts while any policy has a batch out, and then only so many as its next batch
+    still needs. Every token of a batch is of the version that its step starts from, whatever ``max_staleness`` allows,
+    unless a worker is slow to load. With ``max_staleness=0`` the cut guarantees it, and this wastes no episode on it.
+    """
+
+    def may_admit(self, rooms: dict[str, PolicyRoom]) -> bool:
+        hungry = [room for room in rooms.values() if room.steps_left > 0]
+        if any(room.batched_groups for room in hungry):
+            return False
+        return any(has_room(room, ahead=0) for room in hungry)
+
+
 def has_room(room: PolicyRoom, *, ahead: int | None = None) -> bool:
     """One inequality: alive groups below what can be served before it goes stale and before the run ends."""
     alive = room.open_groups + room.kept_groups + room.batched_groups

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from astraflow.algorithms.base import PolicyRoom
-from astraflow.algorithms.pace import AllHaveRoom, BoundedStaleness
+from astraflow.algorithms.pace import AllHaveRoom, BoundedStaleness, OnPolicy
 from astraflow.errors import ConfigError
 
 
@@ -83,3 +85,26 @@ def test_f55_admission_alone_never_blocks_and_never_goes_stale(bound, per_batch,
         assert all(version - born <= bound for born in batch)
         version += 1
     assert not kept, "groups were opened that no step is left for"
+
+
+def test_on_policy_admits_what_the_next_batch_needs_and_nothing_while_one_is_out():
+    pace = OnPolicy()
+    assert pace.may_admit({"m0": room(0, max_staleness=5)})
+    assert pace.may_admit({"m0": room(2, kept=1, max_staleness=5)})
+    assert not pace.may_admit({"m0": room(2, kept=2, max_staleness=5)}), "the batch is under way"
+    assert not pace.may_admit({"m0": room(0, out=1)}), "also a smaller one"
+    assert not pace.may_admit({"m0": room(0, steps_left=0)})
+
+
+def test_on_policy_no_policy_may_have_a_batch_out_and_the_hungriest_sets_the_pace():
+    assert OnPolicy().may_admit({"full": room(0, kept=4), "hungry": room(2)})
+    assert not OnPolicy().may_admit({"trains": room(0, out=4), "hungry": room(2)})
+    assert OnPolicy().may_admit({"done": room(0, out=4, steps_left=0), "hungry": room(2)})
+
+
+@pytest.mark.parametrize("pace", [BoundedStaleness(), AllHaveRoom(), OnPolicy()])
+def test_what_is_replayed_need_not_be_made(pace):
+    replayed = replace(room(1, max_staleness=0), replayed_groups=2)
+    assert pace.may_admit({"m0": replayed})
+    assert not pace.may_admit({"m0": replace(replayed, open_groups=2)})
+    assert pace.may_admit({"m0": room(2, max_staleness=0)})
