@@ -10,11 +10,21 @@ from typing import Any
 
 import pytest
 
+from astraflow.algorithms.curate import Mixture, Shuffled
 from astraflow.run.cli import main
 from astraflow.run.layout import RunFolder
 from astraflow.run.replay.report import replay, report_lines
 from astraflow.run.run_db import open_run_db
+from astraflow.tasks.base import TaskSource
+from astraflow.tasks.lists import ListTasks
+from astraflow.types import Task
 from tests.e2e.conftest import GOOD, RECIPE
+
+
+def elsewhere(tasks: TaskSource, group_size: int) -> Mixture:
+    """Half of the run's own tasks, half that it never played."""
+    others = ListTasks("others", [Task(key=str(n)) for n in range(9)])
+    return Mixture([Shuffled(each, group_size=group_size) for each in (tasks, others)], weights=[1, 1])
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +72,7 @@ def test_other_algorithms_side_by_side(run: RunFolder, capsys: pytest.CaptureFix
 
 
 def test_tasks_that_were_never_played_bound_the_answer(run: RunFolder) -> None:
-    found = replay(run, curate="Shuffled(seed=99)")
+    found = replay(run, curate="tests.e2e.test_replay:elsewhere")
     passes = found["policies"]["main"]["replayed"]
     unmade = found["never_made"]
     assert unmade["groups"] > 0 and unmade["episodes"] == 4 * unmade["groups"]

@@ -155,7 +155,7 @@ def test_its_own_algorithms_decide_exactly_as_recorded(name: str, policies: int,
         again = rerun(rig, spec_of(name, policies=policies, max_staleness=seed))
         found = compared(again)
         assert found.differences == ()
-        assert found.admissions > 15 and found.verdicts > 15 and found.batches > 3
+        assert found.admissions > 10 and found.verdicts > 10 and found.batches > 1
         then = happened(again.record, again.spec, signals_of(again))
         assert figures_of(again) == then
         stored = {policy: rig.service.ledger.policies.versions[policy] for policy in again.spec.trainable}
@@ -166,7 +166,7 @@ def test_the_played_runs_took_every_turn() -> None:
     """What the comparison above covers: it would be worth little if nothing was ever undone, stale or replayed."""
     kinds: set[str] = set()
     ends: set[str] = set()
-    for name, policies, seed in (("greso", 2, 0), ("with replay", 2, 2), ("stages", 1, 1)):
+    for name, policies, seed in (("greso", 2, 0), ("with replay", 2, 2), ("prioritised, fifo", 2, 0)):
         with Rig(spec_of(name, policies=policies, max_staleness=seed)) as rig:
             Player(rig, seed).play(400)
             kinds |= {kind for (kind,) in rig.db.all("SELECT DISTINCT kind FROM events")}
