@@ -1,7 +1,7 @@
 """Policy mirror descent as a regression of log-ratios on rewards.
 
 Source: Kimi Team 2025, "Kimi k1.5: Scaling Reinforcement Learning with LLMs", arXiv 2501.12599, section 2.3. Its
-length reward is a matter of credit: ``algorithms.length_reward``.
+length reward is a matter of credit: ``algorithms.credit_shapes.ShorterIsBetter``.
 """
 
 from __future__ import annotations
