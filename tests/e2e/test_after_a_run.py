@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from astraflow.errors import ConfigError, NotFound
+from astraflow.observe.doctor import State, diagnose
 from astraflow.observe.metrics import Registry
 from astraflow.observe.metrics_file import read_points, series
 from astraflow.run.cli import main
@@ -25,6 +26,7 @@ from astraflow.run.ledger import ledger_lines, ledger_report
 from astraflow.run.recorder import Recorder, last_event
 from astraflow.run.registry import fill_registry
 from astraflow.run.run_db import open_run_db
+from astraflow.run.symptoms import symptoms_of
 from astraflow.weights.manifest import manifest_of_folder
 from astraflow.wire.messages import ComponentReport, ComponentStatus, PolicyStatus, StatusReply
 from tests.e2e.conftest import GOOD, RECIPE
@@ -277,3 +279,17 @@ def test_prometheus_shows_dataflow_s_counts() -> None:
     assert shown["wait_s/lease"] == 1.5
     assert shown["refused/fenced"] == 4.0
     assert "astraflow_group_dropped_zero_variance_total 2" in registry.prometheus()
+
+
+def test_the_doctor_reads_what_a_run_wrote(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rewards are a hash: nothing is learnt, and nothing is broken. Engine and trainer agree in fp32."""
+    (symptoms,) = symptoms_of(run)
+    assert (symptoms.policy, symptoms.steps, symptoms.batches) == ("main", 4, 4)
+    assert symptoms.groups >= 8 and symptoms.trained_tokens > 0
+    diagnosis = diagnose(symptoms)
+    states = {finding.name: finding.state for finding in diagnosis.findings}
+    assert states["log-probs"] is State.NORMAL and max(symptoms.series["logprob/gap"]) < 1e-4
+    assert {states[name] for name in ("episodes", "steps", "mask", "clip", "entropy", "update")} == {State.NORMAL}
+    assert main(["doctor", str(run.path), "--json"]) == (1 if diagnosis.state is State.BROKEN else 0)
+    found = json.loads(capsys.readouterr().out)
+    assert found["state"] == "finished" and found["policies"][0]["verdict"] == diagnosis.verdict
