@@ -219,6 +219,24 @@ def test_a_policy_is_frozen_and_another_swapped_while_the_run_goes_on(
     assert late.returncode == 2 and "a run that goes on" in late.stderr
 
 
+@pytest.mark.slow
+def test_each_service_serves_some_policies_and_asks_the_other_for_the_rest(
+    cli: Cli, write: Callable[[str], Path], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    recipe = write(THREE.replace("steps=4)", 'steps=4, services=2, places=(("large",), ("small", "judge")))'))
+    done = cli("run", recipe, "--run-dir", run, timeout=400)
+    assert done.returncode == 0, done.stderr[-3000:]
+    check_balances(run)
+    steps = dict(rows(run, "SELECT policy, COUNT(*) FROM batches WHERE state = 'committed' GROUP BY policy"))
+    assert steps == {"large": 4, "small": 20}
+    served = dict(rows(run, "SELECT name, policies FROM components WHERE component = 'rollout'"))
+    assert set(served) == {"rollout-0", "rollout-1"}
+    players = {worker for (worker,) in rows(run, "SELECT DISTINCT worker FROM episodes WHERE state = 'done'")}
+    assert players, "nobody played"
+    assert all(set(served[worker].split(",")) == {"large", "small", "judge"} for worker in players)
+
+
 def _version(cli: Cli, run: Path, policy: str) -> int:
     said = cli("status", run, "--json")
     found = json.loads(said.stdout) if said.returncode == 0 else {}

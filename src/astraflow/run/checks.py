@@ -28,6 +28,7 @@ def check_recipe(recipe: Recipe) -> None:
 def problems(recipe: Recipe) -> Iterator[str]:
     """Every contradiction, in the order of the tree."""
     yield from _roles(recipe)
+    yield from _places(recipe)
     yield from _workflow(recipe)
     yield from _sampling(recipe)
     yield from _groups(recipe)
@@ -46,6 +47,25 @@ def _roles(recipe: Recipe) -> Iterator[str]:
         yield f"policy {idle[0]!r} of Recipe.policies plays no role in Recipe.roles; give it one or leave it out"
     if recipe.steps > 0 and not recipe.trainable:
         yield f"Recipe.steps is {recipe.steps}, but no policy has trainable=True; set steps to 0 or train one"
+
+
+def _places(recipe: Recipe) -> Iterator[str]:
+    if not recipe.places:
+        return
+    served = {policy for place in recipe.places for policy in place}
+    unknown = sorted(served - set(recipe.policies))
+    if unknown:
+        yield f"Recipe.places names {unknown[0]!r}, not in Recipe.policies ({', '.join(recipe.policies)})"
+    missing = sorted(set(recipe.policies) - served)
+    if missing:
+        yield f"policy {missing[0]!r} of Recipe.policies is in no place of Recipe.places: no service would serve it"
+    if not all(recipe.places):
+        yield "Recipe.places holds a place without policies; name at least one, or leave Recipe.places out"
+    if recipe.services < len(recipe.places):
+        yield (
+            f"Recipe.places has {len(recipe.places)} places and Recipe.services is {recipe.services}: "
+            f"set services to at least {len(recipe.places)}"
+        )
 
 
 def _workflow(recipe: Recipe) -> Iterator[str]:

@@ -133,6 +133,9 @@ class Recipe:
     of the launcher are in the first one."""
     store: str = ""
     """URL of an object store for the weights (``s3://bucket/run-7``), a prefix of its own; empty: dataflow's folder."""
+    places: tuple[tuple[str, ...], ...] = ()
+    """Policies that each service of the launcher has engines for, in turn; what another has is asked for at its
+    endpoint. Empty: every service serves all."""
     allow_truncated_sampling: bool = False
     """Accept top_p < 1 or top_k in training, whose importance ratios are biased."""
 

@@ -8,12 +8,17 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 
+from astraflow.engines.base import Engine
 from astraflow.engines.torch_engine import TorchEngine
+from astraflow.errors import ConfigError
 from astraflow.rollout.agents import Seat
+from astraflow.rollout.elsewhere import Elsewhere, RemoteEngine
+from astraflow.rollout.endpoint import Hold, PolicyEndpoint
 from astraflow.rollout.loop_guard import LoopGuard
 from astraflow.rollout.play import Player, WorkflowPlayer
 from astraflow.rollout.served import Load, ServedPolicy
@@ -22,6 +27,7 @@ from astraflow.rollout.standstill import SPEAK_S, StandstillWorker
 from astraflow.rollout.template import ChatTemplate
 from astraflow.run.config import Resolved
 from astraflow.run.logs import configure_logging, incarnation, process_name
+from astraflow.run.recipe import Recipe
 from astraflow.run.stores import Sharing, origin_store, sharing_store
 from astraflow.weights.store import WeightStore
 from astraflow.weights.subscribe import Subscriber
@@ -32,6 +38,29 @@ from astraflow.wire.tokens import from_environment
 from astraflow.workflows.supervised import Supervised
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Serves:
+    """Which policies a worker has engines for, and whether others may ask them."""
+
+    policies: tuple[str, ...] = ()
+    """Empty: all."""
+    host: str = "127.0.0.1"
+    port: int | None = None
+    """Of the endpoint for other workers; None: it has none. 0: any free one."""
+
+    def own(self, recipe: Recipe) -> tuple[str, ...]:
+        """Raises ConfigError for a policy that the recipe does not have."""
+        unknown = sorted(set(self.policies) - set(recipe.policies))
+        if unknown:
+            raise ConfigError(f"--policies names {unknown[0]!r}; Recipe.policies has {', '.join(recipe.policies)}")
+        return self.policies or tuple(recipe.policies)
+
+    def endpoint(self, policies: Mapping[str, ServedPolicy], hold: Hold) -> PolicyEndpoint | None:
+        if self.port is None:
+            return None
+        return PolicyEndpoint(policies, hold, host=self.host, port=self.port, token=from_environment())
+
+
 async def serve_rollout(
     resolved: Resolved,
     *,
@@ -40,6 +69,7 @@ async def serve_rollout(
     run_dir: Path | None,
     ca: Path | None,
     sharing: Sharing | None = None,
+    serves: Serves | None = None,
 ) -> int:
     """Until the run is finished, or SIGTERM (once: hand back what is held; twice: at once)."""
     configure_logging()
@@ -51,7 +81,9 @@ async def serve_rollout(
         with tempfile.TemporaryDirectory(prefix="cache-", dir=run_dir) as folder:
             cache = Path(folder)
             async with sharing_store(resolved, sharing, origin, cache=cache, ca=ca, rate=rate) as store:
-                service = build_rollout(resolved, client, name=name, store=store, cache=cache, relay=store)
+                service = build_rollout(
+                    resolved, client, name=name, store=store, cache=cache, relay=store, serves=serves
+                )
                 loop = asyncio.get_running_loop()
                 for number in (signal.SIGTERM, signal.SIGINT):
                     loop.add_signal_handler(number, service.stop)
@@ -87,22 +119,22 @@ def build_rollout(
     store: WeightStore,
     cache: Path,
     relay: Relay | None = None,
+    serves: Serves | None = None,
 ) -> RolloutService:
-    """``cache``: an own folder for pulled weights. ``relay``: what of ``store`` other workers hear."""
+    """``cache``: an own folder for pulled weights. ``relay``: what of ``store`` other workers hear.
+
+    ``serves``: which policies have an engine here; the others are asked for at the endpoints of other workers.
+    """
     recipe = resolved.recipe
     settings = recipe.rollout_settings()
-    policies: dict[str, ServedPolicy] = {}
-    templates: dict[str, ChatTemplate] = {}
-    for policy_name, policy in recipe.policies.items():
-        folder = policy.folder()
-        engine = TorchEngine(folder, policy_name, policy.engine)
-        follow = _follower(policy_name, store, cache / policy_name, folder)
-        policies[policy_name] = ServedPolicy(policy_name, engine, follow)
-        templates[policy_name] = ChatTemplate.from_folder(folder)
+    serves = serves or Serves()
+    policies, remote = _engines(recipe, serves.own(recipe), store, cache)
+    engines: dict[str, Engine] = {**{name: served.engine for name, served in policies.items()}, **remote}
+    templates = {name: ChatTemplate.from_folder(policy.folder()) for name, policy in recipe.policies.items()}
     seats = {
         role: Seat(
             policy=policy_name,
-            engine=policies[policy_name].engine,
+            engine=engines[policy_name],
             template=templates[policy_name],
             sampling=settings.role_sampling.get(role, settings.sampling),
         )
@@ -132,11 +164,26 @@ def build_rollout(
         policies=policies,
         capabilities=capabilities,
         settings=settings,
+        elsewhere=Elsewhere(remote.values(), serves.endpoint(policies, lambda policy, at: service.hold(policy, at))),
         relay=relay,
     )
     player.hold = service.hold
     player.waiting = service.activity.waiting
     return service
+
+
+def _engines(
+    recipe: Recipe, own: Sequence[str], store: WeightStore, cache: Path
+) -> tuple[dict[str, ServedPolicy], dict[str, RemoteEngine]]:
+    """By policy: what is served here, and what other workers are asked for."""
+    policies: dict[str, ServedPolicy] = {}
+    for name in own:
+        policy = recipe.policies[name]
+        folder = policy.folder()
+        engine = TorchEngine(folder, name, policy.engine)
+        policies[name] = ServedPolicy(name, engine, _follower(name, store, cache / name, folder))
+    token = from_environment()
+    return policies, {name: RemoteEngine(name, token=token) for name in recipe.policies if name not in own}
 
 
 def _follower(policy: str, store: WeightStore, cache: Path, folder: Path) -> Callable[[Load], Subscriber]:

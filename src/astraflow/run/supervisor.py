@@ -158,7 +158,8 @@ class Supervisor:
             name = f"rollout-{number}"
             way = self._route(name, url)
             region = ("--region", recipe.regions[0]) if recipe.regions else ()
-            self._post(name, ("rollout", "--dataflow", way, "--name", name, *region, *ca), Role.WORKER, None)
+            serves = place_flags(recipe.places, number)
+            self._post(name, ("rollout", "--dataflow", way, "--name", name, *serves, *region, *ca), Role.WORKER, None)
         for policy in recipe.trainable if recipe.steps else ():
             name = f"trainer-{policy}"
             arguments = ("trainer", "--dataflow", self._route(name, url), "--policy", policy, *ca)
@@ -308,6 +309,13 @@ class Supervisor:
 async def _all(waits: Sequence[Awaitable[object]]) -> None:
     if waits:
         await asyncio.gather(*waits)
+
+
+def place_flags(places: Sequence[Sequence[str]], number: int) -> tuple[str, ...]:
+    """What service ``number`` of the launcher serves, to others too."""
+    if not places:
+        return ()
+    return ("--policies", ",".join(places[number % len(places)]), "--policy-port", "0")
 
 
 def _exit_words(code: int | None) -> str:

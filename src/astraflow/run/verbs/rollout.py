@@ -24,6 +24,12 @@ class Args:
     """Unique in the run; made up if left out."""
     ca: Path | None = None
     """Certificate to trust beside the system's."""
+    policies: str = ""
+    """Names, with commas: only these have an engine here, others are asked for at other workers. Empty: all."""
+    policy_port: int | None = None
+    """Open an endpoint at which other workers may ask for the policies. 0: any free one."""
+    policy_host: str = "127.0.0.1"
+    """Where it listens; other machines need another than loopback."""
     region: str = ""
     """Workers of one region share weights by relays; where the recipe names regions, one of them."""
     relay_port: int | None = None
@@ -44,7 +50,7 @@ class Args:
 def main(args: Args) -> int:
     from astraflow.run.child import hold_lifeline
     from astraflow.run.prepare import recipe_of
-    from astraflow.run.serve_rollout import serve_rollout
+    from astraflow.run.serve_rollout import Serves, serve_rollout
     from astraflow.run.stores import Sharing
 
     hold_lifeline()
@@ -58,7 +64,18 @@ def main(args: Args) -> int:
         tls_cert=args.tls_cert,
         tls_key=args.tls_key,
     )
+    serves = Serves(
+        policies=tuple(filter(None, args.policies.split(","))), host=args.policy_host, port=args.policy_port
+    )
     resolved = recipe_of(args.recipe, args.run_dir, args.set, args.seed)
     return asyncio.run(
-        serve_rollout(resolved, url=args.dataflow, name=args.name, run_dir=args.run_dir, ca=args.ca, sharing=sharing)
+        serve_rollout(
+            resolved,
+            url=args.dataflow,
+            name=args.name,
+            run_dir=args.run_dir,
+            ca=args.ca,
+            sharing=sharing,
+            serves=serves,
+        )
     )
