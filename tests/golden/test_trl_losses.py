@@ -57,4 +57,6 @@ def test_the_numbers_would_show_a_difference() -> None:
 def _other(value: Any) -> Any:
     if isinstance(value, str):
         return {"k3_weighted": "k3_in_loss", "sequence": "none"}[value]
-    return value * 1.02 + 0.05 if value < 1 else value * 1.3
+    if value < 1:
+        return value * 1.02 + 0.05 if value else 0.9
+    return value * 1.3

@@ -95,7 +95,7 @@ class TorchBackend:
     def step(self, batch: Batch) -> StepReport:
         rows = batch.rows
         trained = tuple((row.sample_id, row.use) for row in rows if row.mask.any())
-        if not any(_has_signal(row) for row in rows):
+        if not any(_has_signal(row) for row in rows) and (self._reference is None or not trained):
             return StepReport(updated=False, reason="no_signal", metrics=_counts(batch))
         self._check_lengths(rows)
         packs = pack(rows, tokens_per_micro_batch=self.settings.tokens_per_micro_batch)
