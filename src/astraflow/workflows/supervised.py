@@ -13,7 +13,7 @@ from astraflow.rollout.conversation import Conversation
 from astraflow.rollout.play import failed
 from astraflow.rollout.template import ChatTemplate
 from astraflow.rollout.workflow import Message
-from astraflow.types import Episode, FailureKind, Lease, Outcome, SampleKind, Trajectory
+from astraflow.types import Episode, FailureKind, Lease, Outcome, Sample, SampleKind, Trajectory
 
 NAME = "supervised"
 
@@ -36,6 +36,12 @@ class Supervised:
         if not isinstance(policy, str) or policy not in self._templates:
             raise BadRequest(f"payload.policy must be one of {sorted(self._templates)}, found {policy!r}")
         return Trajectory(agent=NAME, role=NAME, policy=policy, **_rows(self._templates[policy], _checked(messages)))
+
+
+def tokenised(template: ChatTemplate, messages: Any) -> tuple[Sample, ...]:
+    """A conversation as supervised samples. Raises BadRequest saying what is wrong with it."""
+    samples: tuple[Sample, ...] = _rows(template, _checked(messages))["samples"]
+    return samples
 
 
 def _rows(template: ChatTemplate, messages: Sequence[Message]) -> dict[str, Any]:
