@@ -13,6 +13,7 @@ from astraflow.errors import InvalidRecord
 from astraflow.losses.aggregate import aggregate
 from astraflow.losses.base import LossInputs, LossOutput, checked
 from astraflow.losses.ratios import masked_log_ratio, outside_mask_zero, ratio_metrics
+from astraflow.losses.surrogate import Clip, clipped_surrogate, is_flat
 
 
 @checked
@@ -33,19 +34,18 @@ def decoupled_ppo(
     the current one, which is the same where one batch is one step: u is 1 then, only w is left).
     """
     proximal = _recomputed(inputs) if recompute else interpolated(inputs)
-    high = clip_low if clip_high is None else clip_high
+    clip = Clip.of(clip_low, clip_high)
     advantages = outside_mask_zero(inputs.advantages, inputs.mask)
     ratio = masked_log_ratio(inputs.logprobs, proximal, inputs.mask).exp()
     with torch.no_grad():
         weight = masked_log_ratio(proximal, inputs.behaviour_logprobs, inputs.mask).exp()
         rejected = weight > weight_cap
         weight = torch.where(rejected, 0.0, weight)
-    per_token = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - clip_low, 1 + high))
-    loss = aggregate(weight * per_token, inputs, aggregation=aggregation, constant=constant)
+    per_token = weight * clipped_surrogate(ratio, advantages, clip)
+    loss = aggregate(per_token, inputs, aggregation=aggregation, constant=constant)
     with torch.no_grad():
-        clipped = ((advantages > 0) & (ratio > 1 + high)) | ((advantages < 0) & (ratio < 1 - clip_low))
         count = float(inputs.mask.sum())
-        metrics = ratio_metrics(inputs, clipped=clipped)
+        metrics = ratio_metrics(inputs, clipped=is_flat(ratio, advantages, clip))
         metrics["loss/weight_rejected"] = (float((rejected & inputs.mask).sum()), count)
         metrics["loss/behaviour_weight"] = (float(outside_mask_zero(weight, inputs.mask).sum()), count)
     return LossOutput(loss=loss, metrics=metrics)

@@ -16,6 +16,7 @@ from astraflow.errors import InvalidRecord
 from astraflow.losses.aggregate import aggregate
 from astraflow.losses.base import LossInputs, LossOutput, checked, whole_batch
 from astraflow.losses.ratios import masked_log_ratio, outside_mask_zero, ratio_metrics
+from astraflow.losses.surrogate import Clip, clipped_surrogate, is_flat
 
 
 @checked
@@ -42,15 +43,15 @@ def vapo(
     assert inputs.batch_chosen is not None, "prepare fills it"
     advantages = outside_mask_zero(inputs.advantages, inputs.mask)
     ratio = masked_log_ratio(inputs.logprobs, inputs.behaviour_logprobs, inputs.mask).exp()
-    per_token = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - clip_low, 1 + clip_high))
+    clip = Clip.of(clip_low, clip_high)
+    per_token = clipped_surrogate(ratio, advantages, clip)
     positive = _positive(inputs, positive_above)
     nll = -outside_mask_zero(inputs.logprobs, positive).sum() / max(1, inputs.batch_chosen)
     errors = value_errors(values, old_values, returns, inputs.mask, clip=value_clip)
     weighed = per_token + value_weight * errors
     loss = aggregate(weighed, inputs, aggregation=aggregation, constant=constant) + nll_weight * nll
     with torch.no_grad():
-        clipped = ((advantages > 0) & (ratio > 1 + clip_high)) | ((advantages < 0) & (ratio < 1 - clip_low))
-        metrics = ratio_metrics(inputs, clipped=clipped)
+        metrics = ratio_metrics(inputs, clipped=is_flat(ratio, advantages, clip))
         metrics["loss/value"] = (float(errors.sum()), float(inputs.mask.sum()))
         likelihood = outside_mask_zero(inputs.logprobs, positive)
         metrics["loss/positive_logprob"] = (float(likelihood.sum()), float(positive.sum()))
