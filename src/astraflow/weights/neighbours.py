@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -160,7 +161,7 @@ class Neighbours:
 
     async def _download(self, place: RelayPlace, file: WeightFile, into: Path) -> bool:
         # A part of its own: bytes of a relay are never mixed with others', so that it is known who lied.
-        part = into.with_name(f"{PART}{hashlib.sha256(place.url.encode()).hexdigest()[:12]}-{file.sha256}")
+        part = into.with_name(f"{PART}{secrets.token_hex(8)}")
         began = self._clock.monotonic()
         try:
             async with asyncio.timeout(self._patience.limit_s(file.size_bytes)):

@@ -19,7 +19,7 @@ SLOWEST_BYTES_PER_S = 1 << 10
 
 
 class ByteRate:
-    """``take`` before or after each piece; the order of callers is their order of asking."""
+    """``take`` with each piece; the order of callers is their order of asking."""
 
     def __init__(self, bytes_per_s: float, *, clock: Clock | None = None) -> None:
         if not SLOWEST_BYTES_PER_S <= bytes_per_s < float("inf"):
@@ -33,13 +33,13 @@ class ByteRate:
         return max(SMALLEST_PIECE_BYTES, min(most, int(self.bytes_per_s * PIECE_S)))
 
     def reserve(self, size: int, now: float) -> float:
-        """Book ``size`` bytes; seconds to wait until the line may carry them."""
+        """Book ``size`` bytes; seconds until the line has carried them."""
         begins = max(self._free_at, now - BURST_S)
         self._free_at = begins + size / self.bytes_per_s
         return max(0.0, self._free_at - now)
 
     async def take(self, size: int) -> None:
-        """Wait until ``size`` bytes fit."""
+        """Wait until the line has carried ``size`` bytes more."""
         await asyncio.sleep(self.reserve(size, self._clock.monotonic()))
 
 
