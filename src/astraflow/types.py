@@ -290,6 +290,9 @@ class Lease(Record, frozen=True, kw_only=True):
     """The recipe's limit on one episode, enforced by the worker."""
     versions: dict[str, int] = {}
     """Pinned version per policy (evaluation, past opponents); a policy not named: the newest."""
+    version_choice: float = 0.0
+    """In [0, 1]: chance that a turn is sampled by an older version that the engine holds, drawn from the turn's seed;
+    where it holds none, or a version is pinned, nothing changes. Spans say what sampled, the staleness bound holds."""
 
     @property
     def id(self) -> str:

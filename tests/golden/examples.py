@@ -51,6 +51,7 @@ LEASE = t.Lease(
     ttl_s=10.5,
     time_limit_s=60.0,
     versions={"p": 0},
+    version_choice=0.5,
 )
 RUN = t.AdvantageRun(start=2, stop=5, value=-1.25)
 ROW = t.Row(

@@ -83,9 +83,8 @@ class Admission:
     task: Task
     episodes: int
     """Size of the group."""
-    older_share: float = 0.0
-    """In [0, 1]: chance that a turn is sampled by an older version, where the engine holds one (``version_choice`` of
-    the lease). Its tokens carry that version: the staleness bound holds as ever."""
+    version_choice: float = 0.0
+    """In [0, 1]: chance that a turn is sampled by an older version, where the engine holds one (``Lease``)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -63,7 +63,7 @@ class Episodes:
         """Give these pending episodes to a worker."""
         limits = self._spec.limits
         versions = json.dumps({name: manifest.version for name, manifest in self._policies.newest.items()})
-        tasks: dict[int, tuple[Task, Purpose, dict[str, int]]] = {}
+        tasks: dict[int, tuple[Task, Purpose, dict[str, int], float]] = {}
         leases = []
         for group, idx in places:
             row = self._store.one(
@@ -81,7 +81,7 @@ class Episodes:
             assert row is not None
             if group not in tasks:
                 tasks[group] = self._task(group)
-            task, purpose, pins = tasks[group]
+            task, purpose, pins, choice = tasks[group]
             leases.append(
                 Lease(
                     group=group,
@@ -93,6 +93,7 @@ class Episodes:
                     ttl_s=limits.lease_ttl_s,
                     time_limit_s=limits.time_limit_s,
                     versions=pins,
+                    version_choice=choice,
                 )
             )
         self._store.events(
@@ -100,10 +101,14 @@ class Episodes:
         )
         return tuple(leases)
 
-    def _task(self, group: int) -> tuple[Task, Purpose, dict[str, int]]:
-        row = self._store.one("SELECT task, purpose, versions FROM groups WHERE id = ?", group)
+    def _task(self, group: int) -> tuple[Task, Purpose, dict[str, int], float]:
+        row = self._store.one(
+            "SELECT g.task, g.purpose, g.versions, COALESCE(c.chance, 0.0) FROM groups g "
+            "LEFT JOIN version_choices c ON c.group_id = g.id WHERE g.id = ?",
+            group,
+        )
         assert row is not None
-        return decode(row[0], Task), Purpose(row[1]), json.loads(row[2])
+        return decode(row[0], Task), Purpose(row[1]), json.loads(row[2]), row[3]
 
     def renew(self, now: float, worker: str, held: Iterable[str]) -> tuple[str, ...]:
         """Extend what the worker still holds; returns the ids of what it has lost."""

@@ -48,6 +48,7 @@ class Groups:
         purpose: Purpose = Purpose.TRAIN,
         versions: Mapping[str, int] | None = None,
         eval_id: int | None = None,
+        version_choice: float = 0.0,
     ) -> int:
         """Open a group with all its episodes pending; returns its id."""
         store = self._store
@@ -59,6 +60,8 @@ class Groups:
             (purpose, size, size, supervised, encode(task), task.key, json.dumps(dict(versions or {})), eval_id, now),
         ).lastrowid
         assert group is not None
+        if version_choice:
+            store.run("INSERT INTO version_choices VALUES (?, ?)", (group, version_choice))
         store.run_many(
             "INSERT INTO episodes (group_id, idx, state, lane, supervised) VALUES (?, ?, 'pending', ?, ?)",
             [(group, idx, lane, supervised) for idx in range(size)],

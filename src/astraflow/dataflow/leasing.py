@@ -81,7 +81,7 @@ def _admit(ledger: Ledger, now: float, wanted: int) -> WaitReason | None:
             break
         check_admission(admission, f"{type(pipeline.curate).__name__}.next")
         size = 1 if admission.task.workflow == SUPERVISED else admission.episodes
-        ledger.groups.admit(now, task=admission.task, size=size)
+        ledger.groups.admit(now, task=admission.task, size=size, version_choice=admission.version_choice)
         admitted += size
     ledger.save_algorithms()
     return reason
@@ -98,3 +98,5 @@ def check_admission(answer: Any, what: str) -> None:
         raise RunFailed(f"{what} answered a task of {task.dataset!r} without a key: there is no such task")
     if isinstance(answer.episodes, bool) or not isinstance(answer.episodes, int) or answer.episodes < 1:
         raise RunFailed(f"{what} asked for {answer.episodes} episodes of task {task.key!r}; at least 1 is needed")
+    if not 0 <= answer.version_choice <= 1:
+        raise RunFailed(f"{what} answered version_choice {answer.version_choice}; it must be in [0, 1]")

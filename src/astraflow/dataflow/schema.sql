@@ -112,6 +112,11 @@ CREATE INDEX IF NOT EXISTS groups_ready ON groups (arrival) WHERE state = 'ready
 CREATE INDEX IF NOT EXISTS groups_open ON groups (id) WHERE state = 'open';
 CREATE INDEX IF NOT EXISTS groups_eval ON groups (eval_id) WHERE eval_id IS NOT NULL;
 
+CREATE TABLE IF NOT EXISTS version_choices ( -- of groups some of whose turns older versions sample
+  group_id INTEGER PRIMARY KEY,
+  chance REAL NOT NULL
+);
+
 CREATE TABLE IF NOT EXISTS group_policy (
   group_id INTEGER NOT NULL,
   policy TEXT NOT NULL,

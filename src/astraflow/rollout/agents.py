@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 
-from astraflow.engines.base import Engine, GenerateReply, GenerateRequest
-from astraflow.errors import BadRequest, EngineFailed, EpisodeOver, EpisodeTruncated, SpawnRefused
+from astraflow.engines.base import Engine, EngineInfo, GenerateReply, GenerateRequest
+from astraflow.errors import BadRequest, EngineFailed, EpisodeOver, EpisodeTruncated, NotFound, SpawnRefused
 from astraflow.observe.waits import Wait
 from astraflow.rollout.conversation import Conversation, Prompt
 from astraflow.rollout.settings import TreeLimits
@@ -137,9 +137,23 @@ class EpisodeAgents:
         version = self._lease.versions.get(seat.policy)
         if version is not None and version not in seat.engine.info().versions:
             await self._hold(seat.policy, version)
-        request = GenerateRequest(
+        chosen = None if version is not None else older_version(seat.engine.info(), sampling, self._lease)
+        if chosen is not None:
+            # It was there a moment ago; nobody needs this very version, should an update have taken its place.
+            with suppress(NotFound):
+                return await self._ask(seat, self._request(prompt, sampling, chosen))
+        try:
+            return await self._ask(seat, self._request(prompt, sampling, version))
+        except NotFound as error:
+            raise EngineFailed(f"{seat.policy}: NotFound: {error}") from error
+
+    def _request(self, prompt: Prompt, sampling: Sampling, version: int | None) -> GenerateRequest:
+        return GenerateRequest(
             tokens=prompt.tokens, sampling=sampling, version=version, prefix_group=str(self._lease.group)
         )
+
+    async def _ask(self, seat: Seat, request: GenerateRequest) -> GenerateReply:
+        """Raises NotFound where the engine does not hold the version."""
         task = asyncio.ensure_future(seat.engine.generate(request))
         self._asking.add(task)
         task.add_done_callback(self._asking.discard)
@@ -150,6 +164,8 @@ class EpisodeAgents:
             if str(error).startswith(PROMPT_TOO_LONG):
                 raise
             raise EngineFailed(f"{seat.policy}: the engine refused the request: {error}") from error
+        except NotFound:
+            raise
         except Exception as error:
             raise EngineFailed(f"{seat.policy}: {type(error).__name__}: {error}") from error
         finally:
@@ -239,6 +255,17 @@ class RecordedAgent:
             stop_token_ids=base.stop_token_ids,
             seed=call_seed(self._agents._lease.seed, self.place, self._asked),
         )
+
+
+def older_version(info: EngineInfo, sampling: Sampling, lease: Lease) -> int | None:
+    """Which of the older versions that the engine holds samples this turn; None: the newest does (AgentRL, Zhang et al.
+    2025, arXiv 2510.04206: turns of one episode by policies of different ages). Drawn from the turn's seed alone."""
+    older = info.versions[:-1]
+    if not older or lease.version_choice <= 0:
+        return None
+    raw = hashlib.blake2b(f"version/{sampling.seed}".encode(), digest_size=8).digest()
+    draw = int.from_bytes(raw[:4], "big") / 2**32
+    return older[int.from_bytes(raw[4:], "big") % len(older)] if draw < lease.version_choice else None
 
 
 def call_seed(lease_seed: int, place: str, turn: int) -> int:
