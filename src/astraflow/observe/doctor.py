@@ -157,11 +157,11 @@ def _groups(it: Symptoms) -> Finding:
         "between": "the reward has one value for everything: look at what the grader returns",
         "alone": "group_size is 1, or all but one episode failed: a group needs two to compare",
     }
-    parts = ", ".join(f"{name} {count}" for name, count in sorted(it.flat.items()) if count)
+    parts = ", ".join(f"{_ALIKE[name]} {count}" for name, count in sorted(it.flat.items()) if count)
     return Finding(
         name="groups",
         state=_above(share, FLAT_WATCH, FLAT_BROKEN) if it.groups >= FEW_GROUPS else State.UNKNOWN,
-        found=f"{share:.0%} of the last {it.groups} without variance" + (f" (everyone {parts})" if parts else ""),
+        found=f"{share:.0%} of the last {it.groups} without variance" + (f" ({parts})" if parts else ""),
         normal=f"less than {FLAT_WATCH:.0%}; such a group has advantage 0 and is dropped or trains nothing",
         advice=advice.get(where, ""),
     )
@@ -295,6 +295,12 @@ CHECKS: tuple[Callable[[Symptoms], Finding], ...] = (
 )
 """Causes before effects."""
 
+_ALIKE = {
+    "lowest": "all at the lowest reward",
+    "highest": "all at the highest reward",
+    "between": "all at one reward in between",
+    "alone": "with nobody to compare",
+}
 _UNMASK = {
     "stale": "samples are older than max_staleness when they are trained: raise it, or add rollout services",
     "truncated": "replies end at max_tokens or max_turns: raise them, or keep truncated episodes",

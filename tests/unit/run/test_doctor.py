@@ -42,8 +42,20 @@ def test_a_run_that_learns_is_normal_and_its_small_loss_is_explained(made: MadeR
 
 FLAT: dict[str, Any] = {"state": "dropped", "reason": "zero_variance", "advantages": None}
 CASES: list[tuple[str, Callable[[MadeRun], MadeRun], State, str, str]] = [
-    ("all lowest", lambda m: m.steps(1).groups(1).groups(99, rewards=(0, 0), **FLAT), State.BROKEN, "groups", "lowest"),
-    ("all highest", lambda m: m.steps(1).groups(1).groups(99, rewards=(1, 1), **FLAT), State.BROKEN, "groups", "high"),
+    (
+        "all lowest",
+        lambda m: m.steps(1).groups(1).groups(99, rewards=(0, 0), **FLAT),
+        State.BROKEN,
+        "groups",
+        "(all at the lowest reward 99)",
+    ),
+    (
+        "all highest",
+        lambda m: m.steps(1).groups(1).groups(99, rewards=(1, 1), **FLAT),
+        State.BROKEN,
+        "groups",
+        "(all at the highest reward 99)",
+    ),
     ("many flat", lambda m: m.healthy().groups(60, rewards=(1, 1), **FLAT), State.WATCH, "groups", "60%"),
     (
         "kept all the same",
@@ -57,7 +69,7 @@ CASES: list[tuple[str, Callable[[MadeRun], MadeRun], State, str, str]] = [
         lambda m: m.steps(1).groups(40, state="dropped", reason="no_baseline", advantages=None),
         State.BROKEN,
         "groups",
-        "alone 40",
+        "with nobody to compare 40",
     ),
     ("a NaN", lambda m: m.healthy().dropped_batches(1, "non_finite"), State.BROKEN, "steps", "non_finite 1"),
     ("a batch of nothing", lambda m: m.healthy().dropped_batches(1, "no_signal"), State.WATCH, "steps", "no_signal 1"),
