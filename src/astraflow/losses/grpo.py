@@ -63,7 +63,7 @@ def dapo(
     inputs: LossInputs,
     *,
     clip_low: float = 0.2,
-    clip_high: float | None = 0.28,
+    clip_high: float = 0.28,
     kl: str = "k3_in_loss",
     kl_coefficient: float = 0.0,
     aggregation: str = "token_mean",

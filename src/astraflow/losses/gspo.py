@@ -24,7 +24,7 @@ def gspo(
     *,
     variant: str = "sequence",
     clip_low: float = 3e-4,
-    clip_high: float | None = 4e-4,
+    clip_high: float = 4e-4,
     kl: str = "k3_in_loss",
     kl_coefficient: float = 0.0,
     aggregation: str = "sequence_mean",

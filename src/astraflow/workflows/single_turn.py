@@ -14,6 +14,9 @@ Grade = Callable[[str, Task], float | None] | Callable[[str, Task], Awaitable[fl
 Form = Callable[[str], bool]
 """``the reply's text → `` whether it is well formed: ``has_answer`` of ``rewards.answer``, for one."""
 
+Shape = Callable[[float, int], float]
+"""``(grade, tokens of the reply) → reward``"""
+
 Ask = Callable[[Task], str | Sequence[Message]]
 """``task → `` the user's message, or the whole history."""
 
@@ -33,11 +36,14 @@ class SingleTurn:
         role: str = "main",
         grade_limit_s: float = 10.0,
         form: Form | None = None,
+        shape: Shape | None = None,
     ) -> None:
         """``grade`` runs in a thread (or is awaited if it is a coroutine function) for at most ``grade_limit_s``.
-        ``form``: told as the feature ``format``, for the Keep that masks ill-formed replies."""
+        ``form``: told as the feature ``format``, for the Keep that masks ill-formed replies.
+        ``shape``: what the grade becomes by the reply's length, ``rewards.overlong.SoftOverlong`` for example."""
         self._grade = grade
         self._form = form
+        self._shape = shape
         self._ask = ask
         self._system = system
         self._role = role
@@ -57,4 +63,5 @@ class SingleTurn:
         return [{"role": "system", "content": self._system}, *history] if self._system is not None else history
 
     async def _graded(self, reply: Reply, task: Task) -> float | None:
-        return await self._limit.run(self._grade, reply.text, task)
+        grade = await self._limit.run(self._grade, reply.text, task)
+        return grade if grade is None or self._shape is None else self._shape(grade, len(reply.tokens))
