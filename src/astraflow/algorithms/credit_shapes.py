@@ -73,41 +73,21 @@ class TurnDiscount:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SoftOverlong:
-    """Soft overlong punishment (DAPO, Yu et al. 2025, arXiv 2503.14476, eq. 13), added to the reward: 0 up to
-    ``limit - cache`` tokens, then down to -1 at ``limit`` and beyond; times ``weight``.
-
-    Length: sampled tokens of the unit's key in the episode, all its turns together.
-    """
-
-    limit: int
-    cache: int
-    weight: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.cache <= self.limit:
-            raise ConfigError(f"SoftOverlong: 0 < cache <= limit tokens, found cache {self.cache}, limit {self.limit}")
-        _check_weight("SoftOverlong", self.weight)
-
-    def __call__(self, units: UnitTable) -> UnitTable:
-        over = (self.limit - self.cache - lengths(units)) / self.cache
-        return replace(units, reward=units.reward + self.weight * np.clip(over, -1.0, 0.0))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ShorterIsBetter:
     """Length reward of Kimi k1.5 (2025, arXiv 2501.12599, 2.3.3), added to the reward: a right answer gets weight x l,
     a wrong one weight x min(0, l), where l = 0.5 - (length - shortest) / (longest - shortest), both extremes those of
     the key in the group. All of one length: 0.
 
-    Right: a reward of at least ``passing``. Length as in ``SoftOverlong``.
+    Right: a reward of at least ``passing``. Length: sampled tokens of the unit's key in the episode, all its turns
+    together. (A penalty on long replies alone is the workflow's: ``rewards.overlong``.)
     """
 
     weight: float = 1.0
     passing: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_weight("ShorterIsBetter", self.weight)
+        if not 0 <= self.weight < float("inf"):
+            raise ConfigError(f"ShorterIsBetter.weight must be in [0, inf), found {self.weight}")
 
     def __call__(self, units: UnitTable) -> UnitTable:
         reward, long = units.reward.copy(), lengths(units)
@@ -182,8 +162,3 @@ def _score_without(units: UnitTable, score: Array, played: set[int]) -> float:
 
 def _known(values: Array | None, units: UnitTable) -> Array:
     return np.full(len(units), np.nan) if values is None else values
-
-
-def _check_weight(name: str, weight: float) -> None:
-    if not 0 <= weight < float("inf"):
-        raise ConfigError(f"{name}.weight must be in [0, inf), found {weight}")

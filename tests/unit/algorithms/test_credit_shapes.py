@@ -15,7 +15,6 @@ from astraflow.algorithms.credit_shapes import (
     Shape,
     Shaped,
     ShorterIsBetter,
-    SoftOverlong,
     Team,
     TurnDiscount,
     lengths,
@@ -26,7 +25,6 @@ from tests.unit.dataflow_pure.build import table
 
 SHAPES = [
     TurnDiscount(gamma=0.9),
-    SoftOverlong(limit=40, cache=20),
     ShorterIsBetter(),
     Team(share=0.5),
     Difference(),
@@ -69,12 +67,6 @@ def test_a_discounted_turn():
     assert reward(TurnDiscount(gamma=0.5), units).tolist() == [0.25, 0.5, 1, 0, 0]
     found = Shaped(shapes=(TurnDiscount(gamma=0.5),), credit=Returns()).group(units)
     assert found.tolist() == [0.25, 0.5, 1, 0, 0]
-
-
-def test_soft_overlong_falls_from_zero_to_minus_one():
-    units = long([1.0] * 5, [50, 80, 90, 100, 130])
-    np.testing.assert_allclose(reward(SoftOverlong(limit=100, cache=20), units), [1, 1, 0.5, 0, 0])
-    np.testing.assert_allclose(reward(SoftOverlong(limit=100, cache=20, weight=0.1), units), [1, 1, 0.95, 0.9, 0.9])
 
 
 def test_length_is_that_of_the_agent_in_its_episode():
@@ -209,9 +201,6 @@ def test_what_float32_cannot_hold_is_infinite_and_refused_where_it_is_read():
     ("make", "words"),
     [
         (lambda: TurnDiscount(gamma=-0.1), r"TurnDiscount.gamma must be in \[0, 1\], found -0.1"),
-        (lambda: SoftOverlong(limit=10, cache=11), "found cache 11, limit 10"),
-        (lambda: SoftOverlong(limit=10, cache=0), "found cache 0, limit 10"),
-        (lambda: SoftOverlong(limit=10, cache=5, weight=-1), r"SoftOverlong.weight must be in \[0, inf\), found -1"),
         (lambda: ShorterIsBetter(weight=float("inf")), "ShorterIsBetter.weight must be"),
         (lambda: Team(share=2), r"Team.share must be in \[0, 1\], found 2"),
         (lambda: Shaped(shapes=(), credit=Returns()), "at least one shape"),
