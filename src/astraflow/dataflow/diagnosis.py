@@ -82,7 +82,7 @@ def learned(ledger: Ledger, policy: str, last: int) -> str:
             policy,
             last,
         )
-        if reward is not None and reason == "zero_variance"
+        if reward is not None and reason in ("zero_variance", "zero_advantage")
     ]
     if not rewards or bounds is None:
         return ""

@@ -14,7 +14,7 @@ from astraflow.run.config import read_config
 from astraflow.run.layout import RunFolder
 from astraflow.run.run_db import open_run_db
 
-NO_SIGNAL = ("zero_variance", "no_baseline")
+NO_SIGNAL = ("zero_variance", "no_baseline", "zero_advantage")
 """Reasons of Keep for want of signal; other drops (surplus, too few survivors) say nothing of the loss."""
 
 
