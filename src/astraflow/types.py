@@ -258,6 +258,15 @@ class WeightFile(Record, frozen=True, kw_only=True):
     size_bytes: int
 
 
+class WeightDelta(Record, frozen=True, kw_only=True):
+    """One file (``weights.delta_file``) that leads from certain weights to certain others, and from nowhere else."""
+
+    base_digest: str
+    digest: str
+    """Of the weights that it leads to."""
+    file: WeightFile
+
+
 class Manifest(Record, frozen=True, kw_only=True):
     """Where one version of a policy can be read, and its digests."""
 
@@ -267,10 +276,21 @@ class Manifest(Record, frozen=True, kw_only=True):
     """Of the tensors' names, dtypes, shapes and bits: equal on every process that holds these weights."""
     files: tuple[WeightFile, ...]
     """All of them together are the full weights (``base_digest`` None), or adapter tensors on a base."""
+    files_digest: str = ""
+    """Where not empty: ``files`` are the full weights of an earlier version with this digest (an anchor), from which
+    ``deltas`` lead to this one."""
+    deltas: tuple[WeightDelta, ...] = ()
+    """Ways to this version from earlier ones, one after the other or several steps at once: whoever holds weights with
+    some ``base_digest`` may begin there."""
     base_digest: str | None = None
     serial: int = 0
     """Assigned by dataflow; only grows, workers follow the newest. 0: not yet committed."""
     trainer_epoch: int = 0
+
+    @property
+    def stored(self) -> tuple[WeightFile, ...]:
+        """Every file that somebody who wants this version may ask for."""
+        return (*self.files, *(delta.file for delta in self.deltas))
 
 
 class Lease(Record, frozen=True, kw_only=True):

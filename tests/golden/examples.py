@@ -38,8 +38,17 @@ TASK = t.Task(
     features={"difficulty": np.array([[0.5, 1.5]], np.float64)},
 )
 FILE = t.WeightFile(name="model.safetensors", sha256=DIGEST, size_bytes=2**40)
+DELTA = t.WeightDelta(base_digest="a" * 64, digest=DIGEST, file=FILE)
 MANIFEST = t.Manifest(
-    policy="p", version=7, digest=DIGEST, files=(FILE,), base_digest="f" * 64, serial=9, trainer_epoch=2
+    policy="p",
+    version=7,
+    digest=DIGEST,
+    files=(FILE,),
+    files_digest="b" * 64,
+    deltas=(DELTA,),
+    base_digest="f" * 64,
+    serial=9,
+    trainer_epoch=2,
 )
 LEASE = t.Lease(
     group=12,
@@ -76,7 +85,8 @@ CAPABILITIES = m.Capabilities(
     versions_held=2,
 )
 REPORT = m.ComponentReport(
-    doing="lease", since_s=1.25, why="no_task", versions={"p": 7}, metrics={"tokens/s": 1e3}, error="disk full",
+    doing="lease", since_s=1.25, why="no_task", versions={"p": 7}, pulling={"p": 9}, metrics={"tokens/s": 1e3},
+    error="disk full",
     region="eu", relay="http://10.0.0.7:7000",
 )  # fmt: skip
 RELAY = m.RelayPlace(worker="w2", incarnation="b2", url="https://10.0.0.8:7001", region="eu")
@@ -113,6 +123,7 @@ _EXAMPLES: tuple[Record, ...] = (
     EPISODE,
     TASK,
     FILE,
+    DELTA,
     MANIFEST,
     LEASE,
     RUN,

@@ -234,8 +234,8 @@ class Ledger:
             self.components.said(TRAINER, row[0], report)
 
     def live_manifests(self) -> tuple[Manifest, ...]:
-        """What somebody may still have to load: two newest publications a policy, resumed versions, open pins, and
-        what the recipe keeps of each policy."""
+        """What somebody may still have to load: two newest publications a policy, resumed versions, open pins,
+        what the recipe keeps of each policy, and what a living worker is fetching."""
         wanted = {
             (policy, version)
             for policy, version in self.store.all(
@@ -244,4 +244,8 @@ class Ledger:
             )
         }
         wanted |= self.evals.pinned() | self.policies.kept()
-        return tuple(self.policies.manifest(policy, version) for policy, version in sorted(wanted))
+        found = [self.policies.manifest(policy, version) for policy, version in sorted(wanted)]
+        reports = [row.report for row in self.components.all() if row.state == "alive"]
+        pulled = {pair for report in reports for pair in report.pulling.items()}
+        pulls = (self.policies.by_serial(policy, serial) for policy, serial in sorted(pulled))
+        return (*found, *(manifest for manifest in pulls if manifest is not None))

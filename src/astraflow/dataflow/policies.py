@@ -86,10 +86,10 @@ class Policies:
                 f"trainer epoch {trainer_epoch} of {policy} was replaced by {current}: a newer trainer resumed"
             )
 
-    def publish(self, now: float, manifest: Manifest, *, trainer_epoch: int = 0) -> Manifest:
-        """The next serial of its policy: workers follow it."""
+    def publish(self, now: float, manifest: Manifest, *, trainer_epoch: int = 0, after: int = 0) -> Manifest:
+        """The next serial of its policy, at least ``after`` + 1: workers follow it."""
         policy = manifest.policy
-        serial = self._store.number("SELECT serial FROM policies WHERE name = ?", policy) + 1
+        serial = max(after, self._store.number("SELECT serial FROM policies WHERE name = ?", policy)) + 1
         stamped = msgspec.structs.replace(manifest, serial=serial, trainer_epoch=trainer_epoch)
         self._store.run(
             "INSERT INTO publications (policy, serial, version, digest, manifest, at) VALUES (?, ?, ?, ?, ?, ?)",
@@ -111,7 +111,7 @@ class Policies:
             raise BadRequest(f"the initial weights are version 0, found {manifest.version}")
         found = self._store.one("SELECT digest FROM publications WHERE policy = ? AND version = 0", manifest.policy)
         if found is None:
-            self.publish(now, manifest)
+            self.publish(now, manifest, after=manifest.serial)
             return True
         if found[0] != manifest.digest:
             raise UnknownVersion(
@@ -141,6 +141,10 @@ class Policies:
         if row is None:
             raise NotFound(f"version {version} of {policy} was never published (now {self.versions[policy]})")
         return decode(row[0], Manifest)
+
+    def by_serial(self, policy: str, serial: int) -> Manifest | None:
+        row = self._store.one("SELECT manifest FROM publications WHERE policy = ? AND serial = ?", policy, serial)
+        return decode(row[0], Manifest) if row else None
 
     def at(self, policy: str, version: int, digest: str) -> Manifest | None:
         """The newest publication of exactly these weights."""

@@ -21,6 +21,7 @@ POINTS = {
     "rollout": ("rollout.before_submit", "rollout.after_submit", "rollout.after_lease"),
     "trainer": (
         "trainer.before_publish",
+        "trainer.in_publish",
         "trainer.after_publish",
         "trainer.before_commit",
         "trainer.after_commit",

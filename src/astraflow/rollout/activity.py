@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -38,6 +38,10 @@ class Activity:
         """Time with at least one episode, up to ``_playing_since``."""
         self.why = ""
         """Why dataflow had no lease the last time."""
+        self.pulling: Callable[[], dict[str, int]] = dict
+        """Serial per policy whose weights are being fetched now."""
+        self.weights: Callable[[], dict[str, float]] = dict
+        """Counters of how weights came."""
 
     @contextmanager
     def waiting(self, wait: Wait, why: str = "") -> Iterator[None]:
@@ -66,7 +70,7 @@ class Activity:
 
     def report(self, versions: dict[str, int], *, error: str | None = None) -> ComponentReport:
         now = self._clock.monotonic()
-        metrics = {name: float(count) for name, count in self._counts.items()}
+        metrics = {**self.weights(), **{name: float(count) for name, count in self._counts.items()}}
         metrics["playing/active_s"] = self._active_s + (now - self._playing_since if self._playing else 0.0)
         for wait in Wait:
             going_on = sum(now - going.since for going in self._going.values() if going.wait is wait)
@@ -75,7 +79,13 @@ class Activity:
                 metrics[f"wait_s/{wait.value}"] = float(seconds)
         doing, since, why = self._line()
         return ComponentReport(
-            doing=doing, since_s=max(0.0, now - since), why=why, versions=versions, metrics=metrics, error=error
+            doing=doing,
+            since_s=max(0.0, now - since),
+            why=why,
+            versions=versions,
+            pulling=self.pulling(),
+            metrics=metrics,
+            error=error,
         )
 
     def _line(self) -> tuple[str, float, str]:

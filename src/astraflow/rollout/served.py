@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -30,9 +30,16 @@ class Follower(Protocol):
     def cache(self) -> Files: ...
 
     @property
+    def pulling(self) -> int | None:
+        """Serial of the version whose files are being fetched."""
+
+    @property
     def loaded(self) -> Manifest | None: ...
 
     def offer(self, manifest: Manifest) -> None: ...
+
+    def metrics(self) -> dict[str, float]:
+        """Counters for the report."""
 
     async def until_loaded(self, serial: int, *, deadline_s: float) -> Manifest: ...
 
@@ -112,3 +119,18 @@ class ServedPolicy:
                     await self._unpinned.wait()
         except TimeoutError:
             return
+
+
+def pulling(policies: Mapping[str, ServedPolicy]) -> dict[str, int]:
+    """Serial per policy whose weights are being fetched now."""
+    serials = {name: policy.subscriber.pulling for name, policy in policies.items()}
+    return {name: serial for name, serial in serials.items() if serial is not None}
+
+
+def weight_metrics(policies: Mapping[str, ServedPolicy]) -> dict[str, float]:
+    """How weights came, of all policies together."""
+    found: dict[str, float] = {}
+    for policy in policies.values():
+        for name, value in policy.subscriber.metrics().items():
+            found[name] = found.get(name, 0.0) + value
+    return found

@@ -19,6 +19,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -42,7 +43,7 @@ from astraflow.observe.waits import Wait
 from astraflow.rollout.activity import Activity
 from astraflow.rollout.elsewhere import Elsewhere
 from astraflow.rollout.play import Player, classify, failed
-from astraflow.rollout.served import ServedPolicy
+from astraflow.rollout.served import ServedPolicy, pulling, weight_metrics
 from astraflow.rollout.settings import RolloutSettings
 from astraflow.types import Episode, FailureKind, Lease, Manifest, Outcome
 from astraflow.wire import messages as m
@@ -94,6 +95,8 @@ class RolloutService:
         self.name = name
         self._relay = relay
         self.activity = activity or Activity(clock or SystemClock())
+        self.activity.pulling = partial(pulling, policies)
+        self.activity.weights = partial(weight_metrics, policies)
         self.incarnation = incarnation
         self.heartbeat_s = 2.0
         self.playing: dict[str, Lease] = {}

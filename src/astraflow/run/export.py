@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import tempfile
 from pathlib import Path
 
-from astraflow.errors import ConfigError, NotFound
+from astraflow.errors import ConfigError, DigestMismatch, NotFound, WeightsRefused
 from astraflow.run.layout import RunFolder
 from astraflow.run.recipe import Recipe
 from astraflow.run.run_db import open_run_db
 from astraflow.types import Manifest
-from astraflow.weights.digest import digest_files
+from astraflow.weights.cache import Cache
 from astraflow.weights.store import DirStore
 
 INDEX = "model.safetensors.index.json"
@@ -23,31 +24,40 @@ def export_version(run: RunFolder, recipe: Recipe, *, policy: str, version: int 
         raise ConfigError(f"{target} exists and is not empty; name another folder")
     with open_run_db(run.database) as db:
         manifest = db.manifest(policy, version)
-    store = DirStore(run.weights)
-    stored = [path for file in manifest.files if (path := store.path(file.sha256)) is not None]
-    if len(stored) < len(manifest.files):
-        raise NotFound(
-            f"version {manifest.version} of {policy} is no longer in {run.weights}: "
-            "a run keeps version 0 and the newest ones"
-        )
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    pulled = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
+        stored = asyncio.run(_fetch(run, manifest, pulled))
         partial.chmod(0o755)
         model = recipe.policies[policy].folder()
         _copy_all_but_weights(model, partial)
-        names = [_file_name(file.name, n, len(stored)) for n, file in enumerate(manifest.files)]
+        names = [_file_name(path.name, n, len(stored)) for n, path in enumerate(stored)]
         paths = [partial / name for name in names]
         for source, path in zip(stored, paths, strict=True):
             shutil.copyfile(source, path)
-        if digest_files(paths) != manifest.digest:
-            raise ConfigError(f"the files of version {manifest.version} in {run.weights} do not have its digest")
         if len(paths) > 1 and (model / INDEX).exists():
             shutil.copy2(model / INDEX, partial / INDEX)
         partial.replace(target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(pulled, ignore_errors=True)
     return manifest
+
+
+async def _fetch(run: RunFolder, manifest: Manifest, into: Path) -> list[Path]:
+    """Its files with its digest: as they were published, or an earlier version's with the deltas since."""
+    try:
+        return await Cache(DirStore(run.weights), into).fetch(manifest)
+    except NotFound as error:
+        raise NotFound(
+            f"version {manifest.version} of {manifest.policy} is no longer in {run.weights}: "
+            "a run keeps version 0 and the newest ones"
+        ) from error
+    except (DigestMismatch, WeightsRefused) as error:
+        raise ConfigError(
+            f"the files of version {manifest.version} in {run.weights} do not have its digest: {error}"
+        ) from error
 
 
 def _copy_all_but_weights(model: Path, target: Path) -> None:

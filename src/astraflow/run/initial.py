@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from astraflow.clock import SystemClock
 from astraflow.run.layout import RunFolder, write_json
 from astraflow.run.recipe import Recipe
 from astraflow.run.stores import claim_store
@@ -18,7 +19,10 @@ from astraflow.weights.store import DirStore, WeightStore
 async def publish_initial(
     run: RunFolder, recipe: Recipe, say: Callable[[str], None] = lambda _: None
 ) -> dict[str, Manifest]:
-    """By policy. Doing it again changes nothing: files are named by their content."""
+    """By policy. Doing it again changes nothing: files are named by their content.
+
+    Serials begin with the time of day, so that a worker that outlives a run follows the next one of the same name.
+    """
     if run.initial.exists():
         return read_initial(run)
     stores: list[WeightStore] = [DirStore(run.weights)]
@@ -34,7 +38,7 @@ async def publish_initial(
                 for store in stores:
                     await store.put(path, may_link=False)
             known[folder] = manifest_of_folder(folder, name)
-        manifests[name] = msgspec.structs.replace(known[folder], policy=name)
+        manifests[name] = msgspec.structs.replace(known[folder], policy=name, serial=int(SystemClock().wall()))
     write_json(run.initial, msgspec.to_builtins(manifests))
     return manifests
 

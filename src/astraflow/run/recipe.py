@@ -33,6 +33,7 @@ from astraflow.run.tiny_model import TinyModel
 from astraflow.tasks.base import TaskSource
 from astraflow.trainer.settings import TrainerSettings
 from astraflow.types import Sampling
+from astraflow.weights.settings import WeightSettings
 from astraflow.wire.names import require_name
 
 
@@ -124,6 +125,7 @@ class Recipe:
     seed: int = 0
     limits: Limits = field(default_factory=Limits)
     rollout: RolloutSettings = field(default_factory=RolloutSettings)
+    weights: WeightSettings = field(default_factory=WeightSettings)
     services: int = 1
     """Rollout services that the launcher starts; more may join from anywhere."""
     scaling: Scaling = field(default_factory=Scaling)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import signal
 from pathlib import Path
 
@@ -14,8 +15,10 @@ from astraflow.run.config import Resolved
 from astraflow.run.layout import RunFolder
 from astraflow.run.logs import configure_logging
 from astraflow.run.stores import origin_store
-from astraflow.trainer.checkpoints import Checkpoints
+from astraflow.trainer.checkpoints import EXPORT, Checkpoints
 from astraflow.trainer.loop import TrainerIdentity, TrainLoop
+from astraflow.weights.chain import Chain
+from astraflow.weights.manifest import weight_files_in
 from astraflow.weights.publish import Publisher
 from astraflow.weights.store import WeightStore
 from astraflow.wire.client import HttpDataflow
@@ -49,6 +52,14 @@ async def serve_trainer(
     return 0
 
 
+def _publisher(resolved: Resolved, store: WeightStore, policy: str, checkpoints: Path) -> Publisher:
+    settings = resolved.recipe.weights
+    if not settings.delta:
+        return Publisher(store, policy)
+    chain = Chain(checkpoints / f"{EXPORT}chain-{secrets.token_hex(8)}", settings)
+    return Publisher(store, policy, chain=chain, initial=weight_files_in(resolved.recipe.policies[policy].folder()))
+
+
 def build_trainer(
     resolved: Resolved, dataflow: Dataflow, *, policy: str, store: WeightStore, checkpoints: Path
 ) -> TrainLoop:
@@ -67,7 +78,7 @@ def build_trainer(
         ),
         dataflow=dataflow,
         backend=backend,
-        publisher=Publisher(store, policy),
+        publisher=_publisher(resolved, store, policy, checkpoints),
         checkpoints=Checkpoints(checkpoints, kept=chosen.trainer.checkpoints_kept),
         checkpoint_every=chosen.trainer.checkpoint_every,
         say=lambda line: log.info("%s", line),

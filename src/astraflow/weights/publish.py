@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from astraflow.errors import BadRequest
-from astraflow.types import Manifest
-from astraflow.weights.store import WeightStore
+from astraflow.observe.points import reach
+from astraflow.types import Manifest, WeightFile
+from astraflow.weights.chain import Chain
+from astraflow.weights.digest import digest_files
+from astraflow.weights.store import WeightStore, weight_file_of
 from astraflow.wire.names import require_name
 
 
 class Publisher:
     """Publishes one policy. Publishing is a write to the store; only ``commit`` makes it the current version."""
 
-    def __init__(self, store: WeightStore, policy: str) -> None:
+    def __init__(
+        self, store: WeightStore, policy: str, *, chain: Chain | None = None, initial: Sequence[Path] = ()
+    ) -> None:
+        """``chain``: publish deltas where they are smaller; None: always everything. ``initial``: files of version 0,
+        which the launcher has published."""
         self._store = store
         self.policy = require_name(policy, "policy")
+        self._chain = chain
+        self._initial = tuple(initial)
+        self._newest: Manifest | None = None
 
     async def publish(
         self,
@@ -35,7 +48,10 @@ class Publisher:
         """
         if not files:
             raise BadRequest(f"version {version} of {self.policy} has no files to publish")
+        if self._chain is not None and base_digest is None:
+            return await self._publish(self._chain, version, files, digest, trainer_epoch, may_link=may_link)
         stored = tuple([await self._store.put(path, may_link=may_link) for path in files])
+        reach("trainer.in_publish")
         return Manifest(
             policy=self.policy,
             version=version,
@@ -44,3 +60,36 @@ class Publisher:
             base_digest=base_digest,
             trainer_epoch=trainer_epoch,
         )
+
+    async def _publish(
+        self, chain: Chain, version: int, files: Sequence[Path], digest: str, trainer_epoch: int, *, may_link: bool
+    ) -> Manifest:
+        newest = self._newest
+        if newest is not None and (newest.version, newest.digest) == (version, digest):
+            return msgspec.structs.replace(newest, trainer_epoch=trainer_epoch)
+        if version == 1 and chain.digest is None and self._initial:
+            await self._begin(chain)
+        step = await asyncio.to_thread(chain.prepare, files, digest)
+        full: tuple[WeightFile, ...] = ()
+        if step.full:
+            full = tuple([await self._store.put(path, may_link=may_link) for path in files])
+        reach("trainer.in_publish")
+        stored = [await self._store.put(link.path, may_link=True) for link in step.links]
+        await asyncio.to_thread(chain.accept, step, stored, full)
+        anchor = chain.anchor
+        assert anchor is not None, "what was published last is an anchor or leads back to one"
+        self._newest = Manifest(
+            policy=self.policy,
+            version=version,
+            digest=digest,
+            files=anchor.files,
+            files_digest="" if anchor.digest == digest else anchor.digest,
+            deltas=chain.deltas,
+            trainer_epoch=trainer_epoch,
+        )
+        return self._newest
+
+    async def _begin(self, chain: Chain) -> None:
+        """Version 0 is where the first delta starts."""
+        stored = tuple([await asyncio.to_thread(weight_file_of, path) for path in self._initial])
+        chain.begin(self._initial, await asyncio.to_thread(digest_files, self._initial), stored)

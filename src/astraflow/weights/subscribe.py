@@ -1,6 +1,6 @@
 """How a rollout service follows a policy's weights: offered manifests in, loaded versions out. Off the decode path.
 
-    offer(manifest) ─► newest serial ─► files to cache ─► SHA-256, digest ─► load(manifest, files) ─► loaded
+    offer(manifest) ─► newest serial ─► files or deltas to cache ─► SHA-256, digest ─► load(manifest, files) ─► loaded
 
 A pull that has begun is finished, whatever is published meanwhile; then comes the newest, what lay between is skipped.
 A failure keeps what is loaded, is counted and told, and is tried again with back-off or at the next offer (F77).
@@ -56,7 +56,14 @@ class Subscriber:
         """What the engine holds."""
         self.error: str | None = None
         """Why the newest attempt failed; None once one succeeded."""
+        self.pulling: int | None = None
+        """Serial of the version whose files are being fetched."""
         self.counts = {"loads": 0, "failures": 0, "superseded": 0}
+
+    def metrics(self) -> dict[str, float]:
+        """Counters for the report."""
+        counts = {**self.cache.counts, "failures": self.counts["failures"], "bytes": self.cache.downloaded_bytes}
+        return {f"weights/{name}": float(count) for name, count in counts.items()}
 
     def offer(self, manifest: Manifest) -> None:
         """Tell of a manifest that dataflow has announced; only one with a newer serial changes anything."""
@@ -98,6 +105,7 @@ class Subscriber:
 
     async def _take(self, manifest: Manifest) -> bool:
         try:
+            self.pulling = manifest.serial
             files = await self.cache.fetch(manifest)
             await self._load(manifest, files)
         except NotFound as error:
@@ -112,6 +120,8 @@ class Subscriber:
         except Exception as error:  # noqa: BLE001 - whatever an engine or a disk raises: the old version goes on serving
             self._failed(manifest, error)
             return False
+        finally:
+            self.pulling = None
         async with self._moved:
             self.loaded, self.error = manifest, None
             self.counts["loads"] += 1

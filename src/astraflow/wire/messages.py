@@ -34,6 +34,8 @@ class ComponentReport(Record, frozen=True, kw_only=True):
     why: str = ""
     versions: dict[str, int] = {}
     """Version per policy that it serves or trains."""
+    pulling: dict[str, int] = {}
+    """Serial per policy whose files it is fetching: they are not deleted meanwhile."""
     endpoint: str = ""
     """URL at which it serves the policies of ``versions`` to other workers; empty: it does not."""
     metrics: dict[str, float] = {}
