@@ -215,6 +215,7 @@ def test_another_keep_drops_what_it_would_have_dropped_and_makes_fewer_steps() -
     assert (after.groups, after.steps, after.never_made) == (24, 8, 0)
     assert (before.trained_with_signal, after.trained_with_signal) == (pytest.approx(2 / 3), 1.0)
     assert (before.episodes_per_step, after.episodes_per_step) == (4.0, 6.0)
+    assert (before.kept, after.kept) == (24, 16) and (before.episodes_per_kept, after.episodes_per_kept) == (2.0, 3.0)
 
 
 def test_another_order_of_the_same_tasks_is_known_in_full() -> None:

@@ -21,6 +21,8 @@ class Figures:
     """Opened."""
     episodes: int
     """Of the groups that were opened."""
+    kept: int
+    """Groups that were found fit for training when they were judged; some of them are never trained."""
     episodes_trained: int
     """Of the groups that were trained."""
     never_made: int
@@ -43,13 +45,20 @@ class Figures:
     def episodes_per_step(self) -> float | None:
         return self.episodes / self.steps if self.steps else None
 
+    @property
+    def episodes_per_kept(self) -> float | None:
+        """What a group fit for training costs, whatever the pace of the trainers was."""
+        return self.episodes / self.kept if self.kept else None
+
     def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "episodes_per_step": self.episodes_per_step}
+        more = {"episodes_per_step": self.episodes_per_step, "episodes_per_kept": self.episodes_per_kept}
+        return {**asdict(self), **more}
 
 
 def happened(record: Record, spec: RunSpec, signals: dict[int, dict[str, bool | None]]) -> dict[str, Figures]:
     """What really was, from the tables. ``signals``: of every recorded group, see ``signals_of``."""
     replayed: Counter[str] = Counter()
+    verdicts = recorded_verdicts(record)
     versions = dict.fromkeys(spec.policies, 0)
     for event in record.events():
         if event.kind == "cut":
@@ -64,6 +73,7 @@ def happened(record: Record, spec: RunSpec, signals: dict[int, dict[str, bool | 
                 for place in [group.places[policy]]
             ],
             steps=versions[policy],
+            kept=sum(word == "kept" for (_, name), word in verdicts.items() if name == policy),
             ages=record.ages.get(policy, []),
             replayed=replayed[policy],
             never_made=0,
@@ -90,6 +100,7 @@ def figures_of(rerun: Rerun) -> dict[str, Figures]:
                 for standing in [slot.standings[policy]]
             ],
             steps=rerun.versions[policy],
+            kept=sum(word == "kept" for (_, name), word in rerun.verdicts.items() if name == policy),
             ages=[age for cut, ages in rerun.ages.items() if rerun.cuts[cut].policy == policy for age in ages],
             replayed=sum(use > 0 for cut in rerun.cuts.values() if cut.policy == policy for _, use in cut.groups),
             never_made=sum(slot.size for slot in rerun.slots.values() if slot.content is None),
@@ -102,6 +113,7 @@ def _figures(
     groups: list[tuple[int, str, str | None, bool | None]],
     *,
     steps: int,
+    kept: int,
     ages: list[int],
     replayed: int,
     never_made: int,
@@ -111,6 +123,7 @@ def _figures(
     trained = [signal for _, state, _, signal in groups if signal is not None and state == "trained"]
     return Figures(
         steps=steps,
+        kept=kept,
         groups=len(groups),
         episodes=sum(size for size, _, _, _ in groups),
         episodes_trained=sum(size for size, state, _, _ in groups if state == "trained"),

@@ -105,6 +105,8 @@ ROWS = (
     ("groups opened", "groups"),
     ("episodes of them", "episodes"),
     ("  per step", "episodes_per_step"),
+    ("groups kept", "kept"),
+    ("  episodes for each", "episodes_per_kept"),
     ("episodes trained", "episodes_trained"),
     ("groups with signal", "with_signal"),
     ("  of the trained", "trained_with_signal"),
