@@ -70,6 +70,11 @@ def _parse(text: str) -> Any:
 
 
 def _set(root: Any, node: Any, path: tuple[str, ...], value: Any, setting: str, above: tuple[str, ...] = ()) -> Any:
+    return _replace(node, {path[0]: _changed(root, node, path, value, setting, above)}, setting)
+
+
+def _changed(root: Any, node: Any, path: tuple[str, ...], value: Any, setting: str, above: tuple[str, ...]) -> Any:
+    """What becomes of ``path[0]``."""
     name, rest = path[0], path[1:]
     here = ".".join((*above, name))
     if name not in _names(node):
@@ -77,19 +82,36 @@ def _set(root: Any, node: Any, path: tuple[str, ...], value: Any, setting: str, 
             f"--set {setting}: there is no setting {'.'.join((*above, *path))}{_nearest(root, above, path)}"
         )
     child = _get(node, name)
+    if _is_open(node, name) and (len(rest) == 1 or isinstance(value, Mapping)):
+        return {**child, **_convert(node, name, {rest[0]: value} if rest else value, setting)}
     if rest and not is_node(child):
         raise ConfigError(
             f"--set {setting}: {here} is a single value, it has no {'.'.join(rest)}{_nearest(root, above, path)}"
         )
     if rest:
-        new = _set(root, child, rest, value, setting, (*above, name))
-    elif is_node(child) and isinstance(value, Mapping):
-        new = child
-        for key, inner in value.items():
-            new = _set(root, new, tuple(str(key).split(".")), inner, setting, (*above, name))
-    else:
-        new = _convert(node, name, value, setting)
-    return _replace(node, name, new, setting)
+        return _set(root, child, rest, value, setting, (*above, name))
+    if is_node(child) and isinstance(value, Mapping):
+        below = (*above, name)  # all at once: what is checked together may be changed together
+        found = {key: _changed(root, child, (key,), each, setting, below) for key, each in _nested(value).items()}
+        return _replace(child, found, setting)
+    return _convert(node, name, value, setting)
+
+
+def _nested(flat: Mapping[Any, Any]) -> dict[str, Any]:
+    """Keys without dots: ``{"a.b": 1, "a.c": 2}`` is ``{"a": {"b": 1, "c": 2}}``."""
+    found: dict[str, Any] = {}
+    for key, each in flat.items():
+        head, _, rest = str(key).partition(".")
+        value = {rest: each} if rest else each
+        both = isinstance(found.get(head), Mapping) and isinstance(value, Mapping)
+        found[head] = {**found[head], **value} if both else value
+    return found
+
+
+def _is_open(node: Any, name: str) -> bool:
+    """A dict of plain values, whose keys are free: what reads them checks them."""
+    kind = None if isinstance(node, dict) else typing.get_type_hints(type(node))[name]
+    return typing.get_origin(kind) is dict and _is_plain(kind)
 
 
 def _convert(node: Any, name: str, value: Any, setting: str) -> Any:
@@ -123,17 +145,17 @@ def _is_plain(option: Any) -> bool:
     origin = typing.get_origin(option)
     if origin is typing.Literal:
         return True
-    if origin in (tuple, list, dict):
+    if origin in (tuple, list, dict, typing.Union, _UNION):
         return all(_is_plain(arg) for arg in typing.get_args(option) if arg is not Ellipsis)
     return isinstance(option, type) and issubclass(option, str)  # a StrEnum
 
 
-def _replace(node: Any, name: str, value: Any, setting: str) -> Any:
+def _replace(node: Any, changes: Mapping[str, Any], setting: str) -> Any:
     change: Callable[..., Any] = msgspec.structs.replace if isinstance(node, msgspec.Struct) else dataclasses.replace
     if isinstance(node, dict):
-        return {**node, name: value}
+        return {**node, **changes}
     try:
-        return change(node, **{name: value})
+        return change(node, **changes)
     except AstraFlowError as error:
         raise ConfigError(f"--set {setting}: {error}") from error
 

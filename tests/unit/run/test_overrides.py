@@ -30,6 +30,7 @@ Build = Callable[..., Recipe]
         ("limits.lease_ttl_s=20", "limits.lease_ttl_s"),
         ("limits.min_group=2", "limits.min_group"),
         ("eval.every=5", "eval.every"),
+        ("policies.main.trainer.loss.name=gspo", "policies.main.trainer.loss.name"),
     ],
 )
 def test_a_setting_reaches_its_place_and_no_other(recipe_with: Build, setting: str, path: str) -> None:
@@ -138,3 +139,30 @@ def test_a_setting_that_a_recipe_misspells_names_the_nearest(make: Callable[[], 
     with pytest.raises((TypeError, ValueError)) as error:
         make()
     assert nearest_keyword(error.value, {"Recipe": Recipe, "Policy": Policy, "Sampling": Sampling, "x": 1}) == hint
+
+
+def test_settings_that_depend_on_each_other_are_changed_at_once(recipe_with: Build) -> None:
+    """Each alone is refused: dr_grpo needs a constant, and a constant has no effect in the loss that was there."""
+    path = "policies.main.trainer.loss"
+    for alone in (f"{path}.name=dr_grpo", f"{path}.constant=64"):
+        with pytest.raises(ConfigError, match="constant"):
+            apply_overrides(recipe_with(), [alone])
+    loss = apply_overrides(recipe_with(), [f'{path}={{"name":"dr_grpo","constant":64}}']).policies["main"].trainer.loss
+    assert (loss.name, loss.constant) == ("dr_grpo", 64)
+    both = 'policies.main={"trainer.loss.name":"dr_grpo","trainer.loss.constant":64,"trainer.lr":1e-4}'
+    trainer = apply_overrides(recipe_with(), [both]).policies["main"].trainer
+    assert (trainer.loss.name, trainer.loss.constant, trainer.lr) == ("dr_grpo", 64, 1e-4)
+
+
+def test_options_of_a_loss_are_free_keys_that_the_loss_checks(recipe_with: Build) -> None:
+    path = "policies.main.trainer.loss"
+    settings = [f"{path}.name=ppo", f"{path}.options.dual_clip=3", f'{path}.options={{"kl":"k1_in_reward"}}']
+    loss = apply_overrides(recipe_with(), settings).policies["main"].trainer.loss
+    assert loss.options == {"dual_clip": 3.0, "kl": "k1_in_reward"}
+    with pytest.raises(ConfigError, match=r"loss 'ppo' has no option 'dual_clib'; did you mean 'dual_clip'\?"):
+        apply_overrides(recipe_with(), [f"{path}.name=ppo", f"{path}.options.dual_clib=3"])
+    with pytest.raises(ConfigError, match="dual_clip must be finite and > 1 or None, found 'much'"):
+        apply_overrides(recipe_with(), [f"{path}.name=ppo", f"{path}.options.dual_clip=much"])
+    critic = f'{path}={{"name":"ppo","options":{{"value_coefficient":0.5}}}}'
+    with pytest.raises(ConfigError, match="'ppo' needs values, which no trainer supplies: it has no critic; leave out"):
+        apply_overrides(recipe_with(), [critic])
