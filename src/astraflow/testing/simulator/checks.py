@@ -208,8 +208,23 @@ def _trained_once(db: sqlite3.Connection, policy: str, backend: FakeBackend) -> 
             "SELECT group_id, idx, agent, n FROM samples WHERE policy = ? AND state = 'trained'", (policy,)
         )
     }
-    weights = {sample_id for sample_id, _ in backend.trained}
+    weights = {sample_id for sample_id, use in backend.trained if use == 0}
     if ledger != weights:
         only_ledger, only_weights = sorted(ledger - weights)[:3], sorted(weights - ledger)[:3]
         problems.append(f"{policy}: trained for the ledger only {only_ledger}, for the weights only {only_weights}")
-    return problems
+    return problems + _replayed_once(db, policy, backend)
+
+
+def _replayed_once(db: sqlite3.Connection, policy: str, backend: FakeBackend) -> list[str]:
+    """Of every group that came again, in which use: the batches in the weights are those of the ledger."""
+    ledger = set(
+        db.execute(
+            "SELECT g.group_id, g.use FROM batch_groups g JOIN batches b ON b.id = g.batch "
+            "WHERE b.policy = ? AND b.state = 'committed' AND g.use > 0",
+            (policy,),
+        ).fetchall()
+    )
+    weights = {(int(sample_id.split("/")[0]), use) for sample_id, use in backend.trained if use > 0}
+    if ledger == weights:
+        return []
+    return [f"{policy}: replayed for the ledger {sorted(ledger)}, for the weights {sorted(weights)}"]

@@ -77,6 +77,7 @@ def _served(world: World, name: str, policy: str, life: Life, *, tick_s: float) 
         max_context=CONTEXT,
         tick_s=tick_s,
         load_s=0.1,
+        versions_held=2 if world.plan.version_choice else 1,
         before_load=may_load,
     )
 

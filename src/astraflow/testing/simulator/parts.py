@@ -9,13 +9,14 @@ import string
 from collections.abc import Callable
 from dataclasses import replace
 
-from astraflow.algorithms.base import Curate
+from astraflow.algorithms.base import Curate, Select
 from astraflow.algorithms.credit import GroupMean
-from astraflow.algorithms.curate import Shuffled, Stage, Stages
+from astraflow.algorithms.curate import Shuffled, Stage, Stages, WithOlderVersions
 from astraflow.algorithms.keep import DropZeroVariance
 from astraflow.algorithms.pace import AllHaveRoom, BoundedStaleness
 from astraflow.algorithms.pipeline import Pipeline
 from astraflow.algorithms.select import EarliestDeadline
+from astraflow.algorithms.select_replay import WithReplay
 from astraflow.dataflow.settings import EvalSpec, Limits, PolicySpec, RunSpec
 from astraflow.rollout.template import ChatTemplate
 from astraflow.rollout.workflow import Agents, Reward
@@ -88,9 +89,14 @@ def _question(index: int) -> Task:
 def run_spec(plan: Plan) -> RunSpec:
     tasks = GeneratedTasks("questions", _question)
     curate: Curate = Shuffled(tasks, group_size=plan.group_size, seed=plan.seed)
+    if plan.version_choice:
+        curate = WithOlderVersions(curate, chance=plan.version_choice)
     if plan.supervised_groups:
         first = Shuffled(_supervised(plan), group_size=1, seed=plan.seed)
         curate = Stages([Stage(curate=first, groups=plan.supervised_groups), Stage(curate=curate)])
+    select: Select = EarliestDeadline(window=plan.window)
+    if plan.replay:
+        select = WithReplay(select, ratio=0.5, order=plan.replay, seed=plan.seed)
     names = [policy.name for policy in plan.policies]
     return RunSpec(
         run=f"sim-{plan.seed}",
@@ -106,7 +112,7 @@ def run_spec(plan: Plan) -> RunSpec:
             pace=AllHaveRoom() if plan.wait_for_all else BoundedStaleness(),
             credit=GroupMean(std=True),
             keep=(DropZeroVariance(),),
-            select=EarliestDeadline(window=plan.window),
+            select=select,
         ),
         eval=EvalSpec(tasks=_held_out(), count=3, every=2) if plan.evaluate else None,
         limits=LIMITS if _keeps_checkpoints(plan) else replace(LIMITS, retain="all"),

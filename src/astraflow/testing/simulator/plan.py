@@ -50,6 +50,10 @@ class Plan:
     window: int | None
     wait_for_all: bool
     """Pace: all policies need room, else the hungriest sets it."""
+    replay: str
+    """Half of each batch is replayed, in this order; empty: nothing is."""
+    version_choice: float
+    """Chance that an older version samples a turn; engines then hold two."""
     workflow_faults: float
     """Chance that an episode raises, hangs, or is graded with nonsense."""
     poison: bool
@@ -77,6 +81,7 @@ class Plan:
         stop = rng.uniform(20, 120)
         rate = rng.choice((0.0, 0.01, 0.05, 0.15))
         patience_s = rng.choice((0.0, 5.0, 60.0))
+        data = random.Random(f"plan/data/{seed}")
         return Plan(
             seed=seed,
             steps=rng.randint(3, 6),
@@ -89,6 +94,8 @@ class Plan:
             supervised_groups=rng.choice((0, 0, 0, 2)),
             window=rng.choice((None, None, 8)),
             wait_for_all=rng.random() < 0.3,
+            replay=data.choice(("", "", "latest", "uniform", "prioritised")),
+            version_choice=data.choice((0.0, 0.0, 0.0, 0.3)),
             workflow_faults=rng.choice((0.0, 0.05, 0.15, 0.4)),
             poison=rng.random() < 0.2,
             dull=rng.choice((0.0, 0.0, 0.15)),

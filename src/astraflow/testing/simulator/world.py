@@ -39,6 +39,11 @@ from astraflow.weights.publish import Publisher
 from astraflow.wire.protocol import Dataflow
 
 LOOK_EVERY_S = 5.0
+COUNTED = {
+    "replayed": "SELECT COUNT(*) FROM batch_groups WHERE use > 0",
+    "older_versions": "SELECT COUNT(*) FROM version_choices",
+}
+"""No faults, but what they must not break: how often it happened."""
 
 
 class Broken(AssertionError):
@@ -241,6 +246,8 @@ class World:
                 max_staleness={each.name: each.max_staleness for each in self.plan.policies},
             )
         )
+        for name, query in COUNTED.items():
+            self.history.faults[name] += self.database.keeper.execute(query).fetchone()[0]
         for row in self.database.keeper.execute("SELECT id, at, kind, group_id, idx, policy, batch, data FROM events"):
             self.history.note(repr(row))
         return Outcome(
