@@ -1,4 +1,5 @@
-"""REINFORCE over whole answers; the baseline, the mean of the others in the group, is the recipe's ``credit``.
+"""REINFORCE over whole answers. The baseline is the mean of the others in the group, by the recipe's ``credit``:
+``GroupMean(std=False, leave_one_out=True)``.
 
 Source: Ahmadian et al. 2024, "Back to Basics: Revisiting REINFORCE Style Optimization for Learning from Human Feedback
 in LLMs", arXiv 2402.14740 (after Kool et al. 2019).
