@@ -155,7 +155,7 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return {"array": hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()}
     if inspect.isroutine(value) or isinstance(value, type):
-        return f"{value.__module__}:{value.__qualname__}"
+        return f"{getattr(value, '__module__', None) or 'builtins'}:{value.__qualname__}"
     return _object(value)
 
 

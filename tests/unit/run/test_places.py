@@ -117,3 +117,8 @@ def test_the_plan_tells_what_each_policy_does(recipe_with: Callable[..., Recipe]
     assert "policy large: trained, " in text and "10 steps of 40 samples" in text
     assert "50 steps of 8 samples" in text
     assert "policy judge: frozen, " in text and "it plays and is not trained" in text
+
+
+@pytest.mark.parametrize("function", [str.strip, len, "x".join, dict.fromkeys])
+def test_built_in_functions_are_settings_too(function: Any) -> None:
+    assert str(to_plain(function)).startswith("builtins:")
