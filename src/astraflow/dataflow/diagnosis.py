@@ -13,6 +13,7 @@ from math import isclose
 from astraflow.dataflow.components import QUARANTINED, ROLLOUT, ComponentRow
 from astraflow.dataflow.ledger import Ledger
 
+
 def diagnosis(ledger: Ledger, now: float, policy: str, cause: str) -> str:
     since = waits_since(ledger, policy)
     return f"no batch for policy {policy} since {ledger.time_text(since)}: {cause}; {lacks(ledger, now, policy)}"
@@ -29,7 +30,10 @@ def waits_since(ledger: Ledger, policy: str) -> float:
 def lacks(ledger: Ledger, now: float, policy: str) -> str:
     """What the next batch still waits for."""
     room = ledger.groups.rooms()[policy]
-    parts = [f"{room.kept_groups}/{room.groups_per_batch} groups kept, {room.open_groups} open"]
+    fresh = room.groups_per_batch - room.replayed_groups
+    parts = [f"{room.kept_groups}/{fresh} groups kept, {room.open_groups} open"]
+    if room.replayed_groups:
+        parts.append(f"{room.replayed_groups} come again")
     row = ledger.store.one(
         # Told which index, lest it reads the run from its first episode on: the leased ones are at the end.
         "SELECT worker, leased_at, attempt, group_id, idx FROM episodes INDEXED BY episodes_leased "

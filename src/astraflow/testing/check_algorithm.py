@@ -24,7 +24,9 @@ from astraflow.algorithms.base import (
     Pace,
     PolicyRoom,
     ReadyGroup,
+    Replay,
     Select,
+    StoredGroup,
     UnitTable,
 )
 from astraflow.tasks.base import TaskSource
@@ -222,12 +224,39 @@ def _select(select: Select, index: int) -> Any:
     return answers
 
 
+def _replay(select: Replay, index: int) -> Any:
+    random = np.random.default_rng(index)
+    ready = [ReadyGroup(group=g, min_version=int(random.integers(0, 4)), arrival=a) for a, g in enumerate(range(3, 13))]
+    stored = [
+        StoredGroup(group=g, age=int(random.integers(0, 4)), arrival=a, uses=1, advantage=float(random.random()))
+        for a, g in enumerate(range(20, 26))
+    ]
+    answers = []
+    for need in (1, 4, 10, 40):
+        for again in ([], stored[:1], stored):
+            share = select.share(list(again), need=need)
+            assert 0 <= share < need, f"share() must leave a fresh group: of need={need} it gave {share}"
+            fresh, replayed = select.pick_with(list(ready), list(again), need=need, oldest_open=None)
+            both = [*fresh, *replayed]
+            assert len(both) in (0, need), f"pick_with() must give exactly need={need} groups or none, found {both}"
+            assert len(set(both)) == len(both), f"pick_with() gave a group twice: {both}"
+            assert set(fresh) <= {group.group for group in ready}, (
+                f"pick_with() gave a group that is not ready: {fresh}"
+            )
+            known = {group.group for group in again}
+            assert set(replayed) <= known, f"pick_with() gave a group that is not stored: {replayed}"
+            assert not both or len(replayed) == share, f"share() gave {share}, pick_with() replayed {len(replayed)}"
+            answers.append((fresh, replayed))
+    return answers
+
+
 _PROBES: tuple[tuple[Any, Probe], ...] = (
     (Curate, _curate),
     (Pace, _pace),
     (Credit, _credit),
     (Keep, _keep),
     (Select, _select),
+    (Replay, _replay),
 )
 
 

@@ -44,7 +44,7 @@ def test_each_agent_has_its_own_mean_and_deviation():
     np.testing.assert_allclose(PerAgent(std=False).group(units), [2 / 3, -1 / 3, -1 / 3, -10, 0, 10], atol=1e-5)
 
 
-def test_one_agent_is_not_moved_by_the_other():
+def test_f100_one_agent_is_not_moved_by_the_other():
     verifier = [0.25, 0.75, 0.5]
     alone = PerAgent().group(table(verifier))
     for solver in ([1, 0, 0], [1e6, -1e6, 3.0]):

@@ -9,15 +9,19 @@ import pytest
 
 from astraflow.algorithms.base import ReadyGroup
 from astraflow.algorithms.credit import GroupMean, Whitened
+from astraflow.algorithms.curate import Mixture, Shuffled
+from astraflow.algorithms.keep import DropZeroVariance
 from astraflow.algorithms.pace import AllHaveRoom, BoundedStaleness
 from astraflow.algorithms.select import EarliestDeadline, Fifo
+from astraflow.algorithms.select_mix import WithSupervised
 from astraflow.algorithms.select_replay import WithReplay
 from astraflow.dataflow.verify import verify
 from astraflow.errors import RunFailed
+from astraflow.tasks.lists import ListTasks
 from astraflow.testing.simulator.checks import check_ledger
 from astraflow.testing.simulator.edges import watch
-from astraflow.types import Batch
-from tests.unit.dataflow.rig import Rig, make_spec, manifest
+from astraflow.types import Batch, SampleKind, Task
+from tests.unit.dataflow.rig import Rig, make_spec, manifest, supervised_episode, tasks
 
 
 def spec(**more):
@@ -277,3 +281,37 @@ def test_a_select_that_replays_what_it_cannot_stops_the_run_and_is_named(answer)
         rig.play_groups(1)
         with pytest.raises(RunFailed, match=r"Wrong\.pick_with for policy p must answer 2"):
             rig.batch(epoch)
+
+
+def test_while_fresh_groups_are_missing_the_trainer_hears_how_many_and_what_comes_again():
+    with opened() as rig:
+        epoch = rig.resume()
+        rig.step(epoch)
+        rig.play_groups(1)
+        why = rig.batch(epoch).why
+        assert why.startswith("1/2 groups kept, 0 open; 2 come again")
+
+
+def test_supervised_groups_have_their_share_of_each_batch_and_are_never_replayed():
+    talks = [Task(key=f"talk-{n}", workflow="supervised", payload={"policy": "p"}) for n in range(20)]
+    parts = [Shuffled(ListTasks("talks", talks), group_size=1), Shuffled(tasks(), group_size=2)]
+    select = WithReplay(WithSupervised(EarliestDeadline(), share=0.25), ratio=0.25)
+    with opened(curate=Mixture(parts, weights=[0.3, 0.7]), select=select, keep=(DropZeroVariance(),)) as rig:
+        epoch = rig.resume()
+        kinds = []
+        for _ in range(5):
+            while rig.batch(epoch).batch is None:
+                [lease] = rig.leases(1)
+                supervised = lease.task.workflow == "supervised"
+                rig.submit(lease, float(lease.index), episode=supervised_episode(lease) if supervised else None)
+            batch = rig.take(epoch)
+            kinds.append({int(row.sample_id.split("/")[0]): (row.kind, row.use) for row in batch.rows})
+            rig.commit(batch)
+        of_kind = [sum(kind is SampleKind.SUPERVISED for kind, _ in groups.values()) for groups in kinds]
+        assert sum(of_kind) >= 3
+        for number, groups in enumerate(kinds):
+            assert len(groups) == 4
+            supervised = [use for kind, use in groups.values() if kind is SampleKind.SUPERVISED]
+            assert supervised in ([0], []), "one group of four where there is one, and never again"
+            assert sum(use for _, use in groups.values()) == (number > 0)
+        whole(rig)
