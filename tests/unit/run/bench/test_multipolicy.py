@@ -25,7 +25,7 @@ def test_what_it_prints_adds_up() -> None:
     for mode in modes.values():
         assert mode["bound_s"] == max(mode["busy_s"].values()) <= mode["wall_s"]
         assert 0 < mode["trained_tokens"] <= mode["generated_tokens"]
-    assert ratio > 2, "waiting for the slowest tool of every batch costs something"
+    assert ratio > 1.5, "waiting for the slowest tool of every batch costs something"
 
 
 def played(pace: Pace, policies: int = 2, *, seed: int = 0) -> Took:
