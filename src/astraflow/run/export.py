@@ -13,7 +13,8 @@ from astraflow.run.recipe import Recipe
 from astraflow.run.run_db import open_run_db
 from astraflow.types import Manifest
 from astraflow.weights.cache import Cache
-from astraflow.weights.store import DirStore
+from astraflow.weights.object_store import ObjectStore
+from astraflow.weights.store import DirStore, WeightStore
 
 INDEX = "model.safetensors.index.json"
 
@@ -28,7 +29,8 @@ def export_version(run: RunFolder, recipe: Recipe, *, policy: str, version: int 
     partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     pulled = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
-        stored = asyncio.run(_fetch(run, manifest, pulled))
+        store: WeightStore = ObjectStore.open(recipe.store) if recipe.store else DirStore(run.weights)
+        stored = asyncio.run(_fetch(store, manifest, pulled, where=recipe.store or str(run.weights)))
         partial.chmod(0o755)
         model = recipe.policies[policy].folder()
         _copy_all_but_weights(model, partial)
@@ -45,18 +47,18 @@ def export_version(run: RunFolder, recipe: Recipe, *, policy: str, version: int 
     return manifest
 
 
-async def _fetch(run: RunFolder, manifest: Manifest, into: Path) -> list[Path]:
+async def _fetch(store: WeightStore, manifest: Manifest, into: Path, *, where: str) -> list[Path]:
     """Its files with its digest: as they were published, or an earlier version's with the deltas since."""
     try:
-        return await Cache(DirStore(run.weights), into).fetch(manifest)
+        return await Cache(store, into).fetch(manifest)
     except NotFound as error:
         raise NotFound(
-            f"version {manifest.version} of {manifest.policy} is no longer in {run.weights}: "
+            f"version {manifest.version} of {manifest.policy} is no longer in {where}: "
             "a run keeps version 0 and the newest ones"
         ) from error
     except (DigestMismatch, WeightsRefused) as error:
         raise ConfigError(
-            f"the files of version {manifest.version} in {run.weights} do not have its digest: {error}"
+            f"the files of version {manifest.version} in {where} do not have its digest: {error}"
         ) from error
 
 
