@@ -222,12 +222,15 @@ def test_f66_f70_the_same_decisions_after_save_and_load(steps, stop, declared, s
                 play(curate, place, list(rewards), version=version)
         return found
 
-    whole = run(greso(reward_range=ends, seed=seed), steps)
+    uninterrupted = greso(reward_range=ends, seed=seed)
+    whole = run(uninterrupted, steps)
     first = greso(reward_range=ends, seed=seed)
     head = run(first, steps[:stop])
     second = greso(reward_range=ends, seed=seed)
     second.load_state_dict(first.state_dict())
     assert head + run(second, steps[stop:]) == whole
+    known = [(each.p_easy, each.p_hard, each.signal_share) for each in (uninterrupted, second)]
+    assert known[0] == known[1]
     assert 0.1 <= second.p_easy <= 1 and 0.4 <= second.p_hard <= 1
     assert all(0.1 <= second.probability(place) <= 1 for place in range(8))
 
