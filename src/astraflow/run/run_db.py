@@ -138,8 +138,9 @@ class RunDb:
     def events_of(self, group: int) -> list[dict[str, Any]]:
         rows = self.connection.execute(
             "SELECT id, at, kind, group_id, idx, policy, batch, data FROM events WHERE group_id = ? OR batch IN "
-            "(SELECT batch FROM group_policy WHERE group_id = ? AND batch IS NOT NULL) ORDER BY id",
-            (group, group),
+            "(SELECT batch FROM group_policy WHERE group_id = ? AND batch IS NOT NULL "
+            "UNION SELECT batch FROM batch_groups WHERE group_id = ? AND use > 0) ORDER BY id",
+            (group, group, group),
         ).fetchall()
         return [_event(row) for row in rows]
 

@@ -292,11 +292,11 @@ def test_while_fresh_groups_are_missing_the_trainer_hears_how_many_and_what_come
         assert why.startswith("1/2 groups kept, 0 open; 2 come again")
 
 
-def test_supervised_groups_have_their_share_of_each_batch_and_are_never_replayed():
+def test_supervised_groups_are_in_the_batches_beside_fresh_and_replayed_ones_and_never_come_again():
     talks = [Task(key=f"talk-{n}", workflow="supervised", payload={"policy": "p"}) for n in range(20)]
     parts = [Shuffled(ListTasks("talks", talks), group_size=1), Shuffled(tasks(), group_size=2)]
     select = WithReplay(WithSupervised(EarliestDeadline(), share=0.25), ratio=0.25)
-    with opened(curate=Mixture(parts, weights=[0.3, 0.7]), select=select, keep=(DropZeroVariance(),)) as rig:
+    with opened(curate=Mixture(parts, weights=[0.45, 0.55]), select=select, keep=(DropZeroVariance(),)) as rig:
         epoch = rig.resume()
         kinds = []
         for _ in range(5):
@@ -308,10 +308,10 @@ def test_supervised_groups_have_their_share_of_each_batch_and_are_never_replayed
             kinds.append({int(row.sample_id.split("/")[0]): (row.kind, row.use) for row in batch.rows})
             rig.commit(batch)
         of_kind = [sum(kind is SampleKind.SUPERVISED for kind, _ in groups.values()) for groups in kinds]
-        assert sum(of_kind) >= 3
+        assert sum(of_kind) >= 4 and max(of_kind) <= 2, "a second one only where nothing else was under way"
         for number, groups in enumerate(kinds):
             assert len(groups) == 4
             supervised = [use for kind, use in groups.values() if kind is SampleKind.SUPERVISED]
-            assert supervised in ([0], []), "one group of four where there is one, and never again"
+            assert set(supervised) <= {0}, "never again"
             assert sum(use for _, use in groups.values()) == (number > 0)
         whole(rig)
