@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from astraflow.algorithms.credit import GroupMean
+from astraflow.algorithms.credit import GroupMean, PerTask, Whitened
 from astraflow.algorithms.curate import most_groups
 from astraflow.errors import ConfigError
 from astraflow.run.recipe import Policy, Recipe
@@ -148,6 +148,17 @@ def _evaluation(recipe: Recipe) -> Iterator[str]:
         )
 
 
+def _normalised_twice(recipe: Recipe, where: str, loss: str) -> Iterator[str]:
+    """The scale of an advantage would depend on what else is in its group and, again, in its batch (F37)."""
+    credit = getattr(recipe.pipeline, "credit", None)
+    by_group = isinstance(credit, GroupMean) and credit.std
+    if loss == "reinforce_plus_plus" and (by_group or isinstance(credit, Whitened | PerTask)):
+        yield (
+            f"{where} is 'reinforce_plus_plus', which normalises advantages over the batch, and Recipe.pipeline.credit "
+            f"{type(credit).__name__} has normalised them before: use GroupMean(std=False) or Returns()"
+        )
+
+
 def _policy(recipe: Recipe, name: str, policy: Policy) -> Iterator[str]:
     where = f"Recipe.policies[{name!r}]"
     if isinstance(policy.model, str | Path) and not _may_exist(policy.model):
@@ -163,6 +174,7 @@ def _policy(recipe: Recipe, name: str, policy: Policy) -> Iterator[str]:
             policy.trainer.check_steps(recipe.steps_of(name))
         except ConfigError as error:
             yield f"{where}: {error}"
+        yield from _normalised_twice(recipe, f"{where}.trainer.loss.name", policy.trainer.loss.name)
     context = model_context(policy)
     limit = policy.engine.max_context or context
     if context and policy.engine.max_context > context:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from astraflow.algorithms.base import Curate
-from astraflow.algorithms.credit import Returns
+from astraflow.algorithms.credit import GroupMean, PerTask, Returns, Whitened
 from astraflow.algorithms.curate import Mixture, Shuffled, Stage, Stages, most_groups
 from astraflow.algorithms.pace import BoundedStaleness
 from astraflow.algorithms.pipeline import Pipeline
@@ -20,10 +21,10 @@ from astraflow.engines.settings import EngineSettings
 from astraflow.errors import ConfigError
 from astraflow.rollout.settings import RolloutSettings
 from astraflow.run.checks import check_recipe
-from astraflow.run.recipe import Eval, Policy, Recipe
+from astraflow.run.recipe import Eval, Policy, Recipe, default_pipeline
 from astraflow.run.tiny_model import TinyModel
 from astraflow.tasks.lists import ListTasks
-from astraflow.trainer.settings import TrainerSettings
+from astraflow.trainer.settings import LossSettings, TrainerSettings
 from astraflow.types import Sampling, Task
 
 Build = Callable[..., Recipe]
@@ -190,3 +191,15 @@ def test_a_model_folder_that_lacks_a_part_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"lacks tokenizer.json, \*\.safetensors"):
         Policy(model=tmp_path).folder()
+
+
+def test_f37_advantages_are_not_normalised_twice(recipe_with: Build) -> None:
+    loss = LossSettings(name="reinforce_plus_plus")
+    policies = {"main": Policy(model=TINY, trainer=TrainerSettings(loss=loss))}
+    for credit in (GroupMean(), Whitened(credit=Returns()), PerTask(credit=Returns())):
+        pipeline = replace(default_pipeline(recipe_with()), credit=credit)
+        words = refused(recipe_with(policies=policies, pipeline=pipeline))
+        assert "trainer.loss.name is 'reinforce_plus_plus'" in words and "GroupMean(std=False) or Returns()" in words
+        check_recipe(recipe_with(pipeline=pipeline))
+    for credit in (GroupMean(std=False), Returns()):
+        check_recipe(recipe_with(policies=policies, pipeline=replace(default_pipeline(recipe_with()), credit=credit)))
