@@ -66,6 +66,8 @@ class ServedPolicy:
         self._pins: Counter[int] = Counter()
         self._unpinned = asyncio.Event()
         self._loading = asyncio.Lock()
+        self.load_s = 0.0
+        """Seconds in which the engine took weights: read, verified and made its own, beside the decoding."""
 
     @contextmanager
     def pinned(self, version: int) -> Iterator[None]:
@@ -108,7 +110,9 @@ class ServedPolicy:
             if self.engine.info().versions_held == 1:
                 await self._until_unpinned(manifest.version)
             if self.engine.info().digests.get(manifest.version) != manifest.digest:
+                began = asyncio.get_running_loop().time()
                 await self.engine.load(manifest, list(files))
+                self.load_s += asyncio.get_running_loop().time() - began
 
     async def _until_unpinned(self, version: int) -> None:
         """A bounded wait: after it the update is loaded all the same, and pinned requests fail by name."""
@@ -131,6 +135,6 @@ def weight_metrics(policies: Mapping[str, ServedPolicy]) -> dict[str, float]:
     """How weights came, of all policies together."""
     found: dict[str, float] = {}
     for policy in policies.values():
-        for name, value in policy.subscriber.metrics().items():
+        for name, value in {**policy.subscriber.metrics(), "weights/load_s": policy.load_s}.items():
             found[name] = found.get(name, 0.0) + value
     return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from astraflow.observe.metrics import Kind, Metric, Registry
 from astraflow.observe.waits import Wait
 from astraflow.wire.messages import EvalPoint, StatusReply
@@ -37,7 +39,24 @@ def fill_registry(registry: Registry, status: StatusReply) -> None:
     for wait in Wait:
         name = f"wait_s/{wait.value}"
         registry.put(name, sum(report.get(name, 0.0) for report in reports))
+    _put_weights(registry, status)
     _put_dropped(registry, status)
+
+
+def _put_weights(registry: Registry, status: StatusReply) -> None:
+    """Of workers that are alive now: who left took its counters along."""
+    newest = {policy.policy: policy.version for policy in status.policies}
+    workers = [each.report for each in status.components if each.component == "rollout" and each.state == "alive"]
+    lags = [newest.get(policy, at) - at for report in workers for policy, at in report.versions.items()]
+    registry.put("weights/lag", max([0, *lags]))
+    for name in ("weights/bytes", "weights/download_s", "weights/load_s", "relay/failed", "relay/dropped"):
+        registry.put(name, sum(_under(report.metrics, name) for report in workers))
+
+
+def _under(metrics: Mapping[str, float], name: str) -> float:
+    """A counter, or the sum of its parts where it is told by parts."""
+    parts = [value for key, value in metrics.items() if key.startswith(f"{name}/")]
+    return sum(parts) if parts else metrics.get(name, 0.0)
 
 
 def _put_pass_at(registry: Registry, point: EvalPoint) -> None:
