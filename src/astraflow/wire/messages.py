@@ -361,7 +361,7 @@ class EventsReply(Record, frozen=True, kw_only=True):
 
 
 class OperatorRequest(Record, frozen=True, kw_only=True):
-    """``stop`` (with the first cause), ``drain`` (a worker), ``rollback`` (a policy to a version), ``freeze`` (a policy),
+    """``stop`` (with the first cause), ``drain`` (a worker), ``rollback`` (a policy to a version), ``freeze`` (a policy)
     or ``swap`` (a frozen policy plays with a version of ``source``)."""
 
     action: str
