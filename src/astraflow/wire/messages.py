@@ -361,8 +361,8 @@ class EventsReply(Record, frozen=True, kw_only=True):
 
 
 class OperatorRequest(Record, frozen=True, kw_only=True):
-    """``stop`` (with the first cause), ``drain`` (a worker), ``rollback`` (a policy to a version), ``freeze`` (a policy)
-    or ``swap`` (a frozen policy plays with a version of ``source``)."""
+    """``stop`` (with the first cause), ``drain`` (a worker), ``rollback`` (a policy to a version), ``freeze`` (a
+    policy) or ``swap`` (a frozen policy plays with a version of ``source``)."""
 
     action: str
     worker: str | None = None
