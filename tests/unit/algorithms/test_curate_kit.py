@@ -18,8 +18,10 @@ from astraflow.algorithms.curate import (
     Stage,
     Stages,
     Uniform,
+    WithOlderVersions,
+    most_groups,
 )
-from astraflow.algorithms.curate.compose import Bounded
+from astraflow.algorithms.curate.compose import Bounded, Sized, tasks_of
 from astraflow.tasks.lists import ListTasks
 from astraflow.testing.check_algorithm import check_algorithm
 from astraflow.types import Task
@@ -71,9 +73,17 @@ def test_what_they_choose_exists_and_is_left_as_it_is(name):
 @pytest.mark.parametrize("name", CURATES)
 def test_they_say_how_much_they_have(name):
     curate = CURATES[name]()
-    assert isinstance(curate, Curate) and isinstance(curate, Bounded)
+    assert isinstance(curate, Curate) and isinstance(curate, Bounded) and isinstance(curate, Sized)
     assert curate.groups is None
     assert curate.size == (5 if name == "Less" else 9)
+
+
+def test_what_is_around_another_knows_how_much_that_has():
+    ends = WithOlderVersions(Shuffled(TASKS, group_size=1, epochs=2), chance=0.5)
+    assert (most_groups(ends), tasks_of(ends)) == (18, 9)
+    assert Mixture([ends, Shuffled(MORE, group_size=1)], temperature=1.0).weights == (1.0, pytest.approx(4 / 9))
+    stages = Stages([Stage(curate=ends), Stage(curate=Shuffled(MORE, group_size=1), groups=3)])
+    assert (most_groups(stages), tasks_of(stages)) == (21, 13)
 
 
 class Inventive:

@@ -14,11 +14,16 @@ from astraflow.tasks.order import uniform
 
 @runtime_checkable
 class Bounded(Protocol):
-    """A Curate that knows how much it has."""
+    """A Curate that knows when it ends."""
 
     @property
     def groups(self) -> int | None:
         """How many it can give before it has no more tasks; None: as many as are wanted, or not known."""
+
+
+@runtime_checkable
+class Sized(Protocol):
+    """A Curate that knows how many tasks it has."""
 
     @property
     def size(self) -> int | None:
@@ -57,7 +62,7 @@ class Stages:
 
     @property
     def size(self) -> int | None:
-        return _sum([_size(stage.curate) for stage in self._stages])
+        return _sum([tasks_of(stage.curate) for stage in self._stages])
 
     def next(self) -> Admission | None:
         while self._at < len(self._stages):
@@ -127,7 +132,7 @@ class Mixture:
 
     @property
     def size(self) -> int | None:
-        return _sum([_size(part) for part in self._parts])
+        return _sum([tasks_of(part) for part in self._parts])
 
     @property
     def weights(self) -> tuple[float, ...]:
@@ -170,7 +175,7 @@ def weights_by_size(parts: Sequence[Curate], temperature: float) -> list[float]:
     """n_i^(1/T), of the largest part 1. Raises ConfigError where a part does not know how many tasks it has."""
     if not 0 < temperature < float("inf"):
         raise ConfigError(f"Mixture.temperature must be in (0, inf), found {temperature}")
-    sizes = [_size(part) for part in parts]
+    sizes = [tasks_of(part) for part in parts]
     for index, size in enumerate(sizes):
         if size is None:
             raise ConfigError(
@@ -187,8 +192,9 @@ def most_groups(curate: Curate) -> int | None:
     return curate.groups if isinstance(curate, Bounded) else None
 
 
-def _size(curate: Curate) -> int | None:
-    return curate.size if isinstance(curate, Bounded) else None
+def tasks_of(curate: Curate) -> int | None:
+    """Different tasks that it draws from; None: unbounded, or not known."""
+    return curate.size if isinstance(curate, Sized) else None
 
 
 def _sum(bounds: Sequence[int | None]) -> int | None:

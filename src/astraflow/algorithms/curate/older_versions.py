@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from astraflow.algorithms.base import Admission, Curate, GroupSummary, State
-from astraflow.algorithms.curate.compose import most_groups
+from astraflow.algorithms.curate.compose import most_groups, tasks_of
 from astraflow.errors import ConfigError
 
 
@@ -23,6 +23,10 @@ class WithOlderVersions:
     @property
     def groups(self) -> int | None:
         return most_groups(self._curate)
+
+    @property
+    def size(self) -> int | None:
+        return tasks_of(self._curate)
 
     def next(self) -> Admission | None:
         admission = self._curate.next()
