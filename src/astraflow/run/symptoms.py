@@ -68,10 +68,11 @@ def _groups(db: sqlite3.Connection, policy: str) -> tuple[int, dict[str, int], i
     lowest, highest = db.execute(
         "SELECT MIN(score), MAX(score) FROM episodes WHERE lane = 0 AND state = 'done' AND supervised = 0"
     ).fetchone()
+    reasons = ", ".join("?" * len(NO_SIGNAL))
     rows = db.execute(
         "SELECT p.state, p.reason, p.reward, p.verdict FROM group_policy p JOIN groups g ON g.id = p.group_id "
         "WHERE p.policy = ? AND g.purpose = 'train' AND g.supervised = 0 AND (p.state IN ('kept', 'batched', "
-        "'trained', 'stale') OR p.reason IN (?, ?)) ORDER BY p.group_id DESC LIMIT ?",
+        f"'trained', 'stale') OR p.reason IN ({reasons})) ORDER BY p.group_id DESC LIMIT ?",
         (policy, *NO_SIGNAL, RECENT_GROUPS),
     ).fetchall()
     stale = sum(state == "stale" for state, *_ in rows)

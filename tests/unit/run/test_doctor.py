@@ -14,7 +14,7 @@ from astraflow.errors import ConfigError
 from astraflow.observe.doctor import Diagnosis, Finding, State, diagnose
 from astraflow.run.cli import main
 from astraflow.run.layout import RunFolder
-from astraflow.run.symptoms import symptoms_of
+from astraflow.run.symptoms import NO_SIGNAL, symptoms_of
 from tests.unit.run.made_run import MadeRun
 
 
@@ -158,6 +158,12 @@ def test_drops_that_say_nothing_of_the_loss_are_not_counted(made: MadeRun) -> No
     diagnosis = looked_at(made.close())
     assert diagnosis.state is State.NORMAL
     assert finding(diagnosis, "groups").found == "0% of the last 40 without variance"
+
+
+@pytest.mark.parametrize("reason", NO_SIGNAL)
+def test_every_drop_for_want_of_signal_counts(made: MadeRun, reason: str) -> None:
+    diagnosis = looked_at(made.healthy().groups(60, state="dropped", reason=reason, advantages=None).close())
+    assert finding(diagnosis, "groups").found.startswith("60% of the last 100 without variance")
 
 
 def test_before_the_first_step_there_is_nothing_to_explain(made: MadeRun) -> None:
