@@ -71,6 +71,17 @@ class LossSpec:
     needs: Mapping[str, str] = field(default_factory=dict)
     """Column of ``LossInputs`` → the option that asks for it while it is neither None nor 0; "" is always."""
 
+    switches: Mapping[str, str] = field(default_factory=dict)
+    """Option → the one without which it has no effect: while that is None, 0 or "none"."""
+
+    def without_effect(self, given: Mapping[str, object]) -> str | None:
+        """What was given for nothing, in words, or None."""
+        for option, switch in self.switches.items():
+            value = given.get(switch, self.options[switch].default)
+            if option in given and value in (None, 0, "none"):
+                return f"{option} {given[option]!r} has no effect where {switch} is {value!r}"
+        return None
+
     def columns(self, given: Mapping[str, object]) -> dict[str, str]:
         """Of ``needs``, those that these options ask for."""
         asked = {name: given.get(name, option.default) for name, option in self.options.items()}
@@ -96,6 +107,7 @@ def _kl(default: str) -> dict[str, Option]:
 
 
 _REFERENCE = {"reference_logprobs": "kl_coefficient"}
+_SWITCHES = {"kl": "kl_coefficient"}
 _CRITIC = {"values": "", "old_values": "", "returns": ""}
 
 LOSSES: dict[str, LossSpec] = {
@@ -109,13 +121,23 @@ LOSSES: dict[str, LossSpec] = {
             **_aggregation("token_mean"),
         },
         needs={**_REFERENCE, **dict.fromkeys(_CRITIC, "value_coefficient")},
+        switches={**_SWITCHES, "value_clip": "value_coefficient"},
     ),
-    "grpo": LossSpec(options={**_clip(0.2, None), **_kl("k3_in_loss"), **_aggregation("token_mean")}, needs=_REFERENCE),
+    "grpo": LossSpec(
+        options={**_clip(0.2, None), **_kl("k3_in_loss"), **_aggregation("token_mean")},
+        needs=_REFERENCE,
+        switches=_SWITCHES,
+    ),
     "dr_grpo": LossSpec(
         options={**_clip(0.2, None), **_kl("k3_in_loss"), **_aggregation("sequence_sum_over_constant")},
         needs=_REFERENCE,
+        switches=_SWITCHES,
     ),
-    "dapo": LossSpec(options={**_clip(0.2, 0.28), **_kl("k3_in_loss"), **_aggregation("token_mean")}, needs=_REFERENCE),
+    "dapo": LossSpec(
+        options={**_clip(0.2, 0.28), **_kl("k3_in_loss"), **_aggregation("token_mean")},
+        needs=_REFERENCE,
+        switches=_SWITCHES,
+    ),
     "gspo": LossSpec(
         options={
             "variant": Choice(default="sequence", among=("sequence", "token")),
@@ -124,9 +146,12 @@ LOSSES: dict[str, LossSpec] = {
             **_aggregation("sequence_mean"),
         },
         needs=_REFERENCE,
+        switches=_SWITCHES,
     ),
     "cispo": LossSpec(
-        options={**_clip(None, 4.0), **_kl("k3_in_loss"), **_aggregation("token_mean")}, needs=_REFERENCE
+        options={**_clip(None, 4.0), **_kl("k3_in_loss"), **_aggregation("token_mean")},
+        needs=_REFERENCE,
+        switches=_SWITCHES,
     ),
     "rloo": LossSpec(
         options={
@@ -136,9 +161,12 @@ LOSSES: dict[str, LossSpec] = {
             **_aggregation("sequence_sum_over_constant", 1.0),
         },
         needs=_REFERENCE,
+        switches={**_SWITCHES, "clip_low": "ratio", "clip_high": "ratio"},
     ),
     "reinforce_plus_plus": LossSpec(
-        options={**_clip(0.2, None), **_kl("k1_in_reward"), **_aggregation("token_mean")}, needs=_REFERENCE
+        options={**_clip(0.2, None), **_kl("k1_in_reward"), **_aggregation("token_mean")},
+        needs=_REFERENCE,
+        switches=_SWITCHES,
     ),
     "tis": LossSpec(
         options={
@@ -149,6 +177,7 @@ LOSSES: dict[str, LossSpec] = {
             **_aggregation("token_mean"),
         },
         needs=_REFERENCE,
+        switches=_SWITCHES,
     ),
     "mis": LossSpec(
         options={
@@ -160,6 +189,7 @@ LOSSES: dict[str, LossSpec] = {
             **_aggregation("token_mean"),
         },
         needs=_REFERENCE,
+        switches=_SWITCHES,
     ),
     "sft": LossSpec(options=_aggregation("token_mean")),
     "decoupled_ppo": LossSpec(

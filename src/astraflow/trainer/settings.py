@@ -57,6 +57,9 @@ class LossSettings:
                 f"LossSettings.constant {self.constant} has no effect where aggregation is {aggregation!r}; "
                 "leave it out"
             )
+        idle = LOSSES[self.name].without_effect(given)
+        if idle:
+            raise ConfigError(f"loss {self.name!r}: {idle}; leave it out")
         missing = {c: o for c, o in LOSSES[self.name].columns(given).items() if c not in SUPPLIED}
         for column, option in missing.items():
             way_out = f"leave out {option}" if option else "take another loss"

@@ -66,6 +66,8 @@ def test_table_of_options_is_the_signature(name: str) -> None:
     assert all(p.kind is inspect.Parameter.KEYWORD_ONLY for p in parameters.values())
     for needed, option in OPTIONS[name].needs.items():
         assert needed in COLUMNS and option in ("", *parameters)
+    assert ("kl" in parameters) == (OPTIONS[name].switches.get("kl") == "kl_coefficient")
+    assert {*OPTIONS[name].switches, *OPTIONS[name].switches.values()} <= set(parameters)
 
 
 @pytest.mark.parametrize("name", sorted(LOSSES))

@@ -156,9 +156,13 @@ def test_settings_that_depend_on_each_other_are_changed_at_once(recipe_with: Bui
 
 def test_options_of_a_loss_are_free_keys_that_the_loss_checks(recipe_with: Build) -> None:
     path = "policies.main.trainer.loss"
-    settings = [f"{path}.name=ppo", f"{path}.options.dual_clip=3", f'{path}.options={{"kl":"k1_in_reward"}}']
+    settings = [
+        f"{path}.name=ppo",
+        f"{path}.options.dual_clip=3",
+        f'{path}.options={{"kl":"k1_in_loss","kl_coefficient":1}}',
+    ]
     loss = apply_overrides(recipe_with(), settings).policies["main"].trainer.loss
-    assert loss.options == {"dual_clip": 3.0, "kl": "k1_in_reward"}
+    assert loss.options == {"dual_clip": 3.0, "kl": "k1_in_loss", "kl_coefficient": 1}
     with pytest.raises(ConfigError, match=r"loss 'ppo' has no option 'dual_clib'; did you mean 'dual_clip'\?"):
         apply_overrides(recipe_with(), [f"{path}.name=ppo", f"{path}.options.dual_clib=3"])
     with pytest.raises(ConfigError, match="dual_clip must be finite and > 1 or None, found 'much'"):

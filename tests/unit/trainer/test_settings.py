@@ -55,6 +55,24 @@ def test_f43_bounds_of_the_clip_and_f97_names_of_options(options: dict[str, Any]
         LossSettings(**options)
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"options": {"kl": "k2_in_loss"}}, "loss 'grpo': kl 'k2_in_loss' has no effect where kl_coefficient is 0.0"),
+        ({"name": "rloo", "clip_low": 0.1}, "clip_low 0.1 has no effect where ratio is 'none'; leave it out"),
+        (
+            {"name": "ppo", "options": {"value_clip": 0.2}},
+            "value_clip 0.2 has no effect where value_coefficient is 0.0",
+        ),
+    ],
+)
+def test_f98_options_without_effect_name_what_switches_them_on(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        LossSettings(**settings)
+    LossSettings(options={"kl": "k2_in_loss", "kl_coefficient": 0.1})
+    LossSettings(name="rloo", clip_low=0.1, options={"ratio": "sequence"})
+
+
 def test_a_loss_is_called_with_what_was_given() -> None:
     assert LossSettings().arguments == {}
     assert LossSettings(clip_low=0.2, clip_high=0.28).arguments == {"clip_low": 0.2, "clip_high": 0.28}
