@@ -1,0 +1,88 @@
+"""The bench of weights, on a few small tensors: its figures are what they are called."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from astraflow.run.bench import weights as bench
+from astraflow.run.bench._adam import SPREAD, Weights, bf16_weights, simulated
+from astraflow.run.tiny_model import TinyModel
+from astraflow.weights.delta import bits_of
+from astraflow.weights.manifest import weight_files_in
+from astraflow.weights.tensors import of_array
+from tests.unit.weights.arrays import bf16
+
+KEYS = {"changed", "bytes_per_changed", "entropy_bytes_per_changed", "ratio", "plain_ratio", "whole_share"}
+
+
+def some(size: int = 60_000) -> Weights:
+    rng = np.random.default_rng(0)
+    return {name: of_array(name, bf16(rng.normal(size=size) * 0.02), dtype="BF16") for name in ("a", "b")}
+
+
+def test_entropy_of_what_is_known() -> None:
+    assert bench.entropy_bits(10, np.empty(0, np.int16)) == 0
+    # half of 100 elements: one bit for each place, and one for each of two equally frequent values
+    assert bench.entropy_bits(100, np.array([1, -1] * 25, np.int16)) == pytest.approx(100 + 50)
+    assert bench.entropy_bits(8, np.array([7] * 8, np.int16)) == 0
+    share = 0.25
+    expected = -8 * (share * np.log2(share) + (1 - share) * np.log2(1 - share))
+    assert bench.entropy_bits(8, np.array([3, 3], np.int16)) == pytest.approx(expected)
+
+
+def test_simulated_steps_move_little_and_in_both_directions() -> None:
+    base = some()
+    first, second, third = islice(simulated(base, 1e-6, seed=0), 3)
+    shifts = (bits_of(first["a"]) - bits_of(base["a"])).view(np.int16)
+    assert abs(shifts).max() <= 1 and np.count_nonzero(shifts) < 0.01 * len(shifts)  # masters round to what was given
+    for old, new in ((first, second), (second, third)):
+        moved = (bits_of(new["a"]) - bits_of(old["a"])).view(np.int16)
+        share = np.count_nonzero(moved) / len(moved)
+        assert 0.0005 < share < 0.1 and (moved > 0).any() and (moved < 0).any()
+    assert pytest.approx(0.2294, abs=1e-4) == SPREAD
+    _, farther = islice(simulated(base, 1e-6, seed=0, first=True), 2)
+    assert bench.sizes(first, farther)["changed"] > 2 * bench.sizes(first, second)["changed"]
+    again = next(islice(simulated(base, 1e-6, seed=0), 1, 2))
+    assert np.array_equal(bits_of(again["b"]), bits_of(second["b"]))
+
+
+def test_sizes_are_near_the_entropy_and_far_below_plain() -> None:
+    base, new = bench.changed(some(2_000_000), 0.01, seed=1)
+    found = bench.sizes(base, new)
+    assert found.keys() >= KEYS and found["changed"] == pytest.approx(40_000, rel=0.05)
+    assert 1 < found["ratio"] < 1.05 and found["plain_ratio"] > 5 and found["whole_share"] == 0
+    assert found["entropy_bytes_per_changed"] == pytest.approx((8.08 + 1) / 8, rel=0.01)
+
+
+def test_tensors_that_travel_whole_are_left_out() -> None:
+    base, new = bench.changed(some(), 0.01, seed=1)
+    new["b"] = bench.changed(base, 0.9, seed=2)[1]["b"]
+    found = bench.sizes(base, new)
+    assert found["whole_share"] == 0.5 and found["changed"] < 1000
+
+
+def test_speed_is_measured_on_what_is_right() -> None:
+    found = bench.speed(*bench.changed(some(), 0.01, seed=1), 1)
+    assert all(value > 0 for value in found.values())
+
+
+def test_catching_up() -> None:
+    found = bench.catch_up(simulated(some(8000), 1e-6, seed=0))
+    assert 0 < found["catch_up_bytes"] <= min(found["catch_up_sum_bytes"], found["catch_up_full_bytes"])
+
+
+def test_the_whole_bench_on_a_tiny_model(tmp_path: Path) -> None:
+    folder = TinyModel(hidden=32, layers=1, heads=2, kv_heads=1, intermediate=64, dtype="bfloat16").build(
+        tmp_path / "m"
+    )
+    assert bf16_weights(weight_files_in(folder))
+    found = bench.run(model_dir=folder, repeats=1, steps=2, few=3)
+    for name in ("adam_1e-06", "adam_5e-06", "adam_first_1e-06", "adam_first_5e-06", "trained"):
+        assert found[name].keys() >= KEYS
+    assert found["worst_ratio"] >= found["trained"]["ratio"] and found["memory_ratio"] > 1
+    assert set(found["density"]) == {"0.001", "0.01", "0.05", "0.2"}
+    assert found["left"]
