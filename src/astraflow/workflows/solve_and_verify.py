@@ -11,14 +11,25 @@ from astraflow.errors import ConfigError
 from astraflow.rollout.workflow import Agents, Message, Reward
 from astraflow.types import Task
 from astraflow.workflows.single_turn import Ask, Grade, prompt_of
-from astraflow.workflows.truth import Truth, agrees, assistant, last_word, opening, question_of, two_words, user
+from astraflow.workflows.truth import (
+    Truth,
+    agrees,
+    assistant,
+    judged_key,
+    last_word,
+    opening,
+    question_of,
+    two_words,
+    user,
+)
 
 CHECK = "{question}\n\nProposed answer:\n{answer}\n\nIs it {yes} or {no}? End with that one word."
 AGAIN = "A reviewer found this {no}:\n{critique}\n\nAnswer again."
 
 
 class SolveAndVerify:
-    """Roles ``solver`` and ``verifier``. Answers of a later round are compared with their like only."""
+    """Roles ``solver`` and ``verifier``. Compared with each other: answers of one round, verdicts of one round on right
+    answers, and those on wrong ones."""
 
     def __init__(
         self,
@@ -51,9 +62,9 @@ class SolveAndVerify:
             verdict = await agents["verifier"].chat([user(self._question(task, answer.text))])
             grade = await self._truth.of(answer.text, task)
             said = self._verdict(verdict.text)
-            turns |= {answer.turn: grade, verdict.turn: agrees(said, self._truth.is_right(grade))}
-            if number:
-                keys |= {answer.turn: f"solver/{number}", verdict.turn: f"verifier/{number}"}
+            right = self._truth.is_right(grade)
+            turns |= {answer.turn: grade, verdict.turn: agrees(said, right)}
+            keys |= {answer.turn: f"solver/{number}", verdict.turn: judged_key(f"verifier/{number}", right)}
             if said:
                 break
             critique = self._again.format(critique=verdict.text, yes=self._yes, no=self._no)

@@ -11,11 +11,21 @@ from astraflow.rollout.workflow import Agents, Reward
 from astraflow.types import Task
 from astraflow.workflows.single_turn import Ask, Grade, prompt_of
 from astraflow.workflows.solve_and_verify import AGAIN, CHECK
-from astraflow.workflows.truth import Truth, agrees, assistant, last_word, opening, question_of, two_words, user
+from astraflow.workflows.truth import (
+    Truth,
+    agrees,
+    assistant,
+    judged_key,
+    last_word,
+    opening,
+    question_of,
+    two_words,
+    user,
+)
 
 
 class SolveVerifyRetry:
-    """Roles ``solver`` and ``verifier``. Retries are compared with retries only."""
+    """Roles ``solver`` and ``verifier``. Retries are compared with retries, verdicts on right answers with such."""
 
     def __init__(
         self,
@@ -43,10 +53,12 @@ class SolveVerifyRetry:
         grade = await self._truth.of(answer.text, task)
         said = last_word(critique.text, (self._yes, self._no))
         verdict = None if said is None else said == self._yes
-        turns = {answer.turn: grade, critique.turn: agrees(verdict, self._truth.is_right(grade))}
+        right = self._truth.is_right(grade)
+        turns = {answer.turn: grade, critique.turn: agrees(verdict, right)}
+        keys = {critique.turn: judged_key("verifier", right)}
         if verdict:
-            return Reward(grade, turns=turns)
+            return Reward(grade, turns=turns, baseline_keys=keys)
         again = self._again.format(critique=critique.text, **words)
         retry = await agents["solver"].chat([*history, assistant(answer.text), user(again)])
         grade = await self._truth.of(retry.text, task)
-        return Reward(grade, turns={**turns, retry.turn: grade}, baseline_keys={retry.turn: "solver/retry"})
+        return Reward(grade, turns={**turns, retry.turn: grade}, baseline_keys={**keys, retry.turn: "solver/retry"})

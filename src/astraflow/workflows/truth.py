@@ -37,6 +37,15 @@ def agrees(verdict: bool | None, right: bool | None) -> float | None:
     return None if right is None else float(verdict is right)
 
 
+def judged_key(role: str, right: bool | None) -> str:
+    """``baseline_key`` of a verdict: on right answers it is compared with others on right ones, on wrong with wrong.
+
+    What was judged is not the judge's doing, so that this biases nothing; and one that always says the same, whatever
+    answers are like on average, learns nothing from it.
+    """
+    return role if right is None else f"{role}/{'right' if right else 'wrong'}"
+
+
 def last_word(text: str, words: Sequence[str]) -> str | None:
     """The one of ``words`` that stands last in the text, as a word of its own and in any case; None: none does."""
     found = None

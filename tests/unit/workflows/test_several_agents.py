@@ -20,6 +20,7 @@ from astraflow.workflows.solve_and_select import SolveAndSelect
 from astraflow.workflows.solve_and_verify import SolveAndVerify
 from astraflow.workflows.solve_verify_retry import SolveVerifyRetry
 from astraflow.workflows.spawn import Spawn
+from tests.unit.dataflow_pure.build import settled
 from tests.unit.workflows.scripted import TASK, played
 
 SEVEN: dict[str, tuple[Any, tuple[str, ...]]] = {
@@ -88,8 +89,18 @@ def test_each_round_is_judged_by_its_own_answer_and_the_last_one_counts(
     found = played(SolveAndVerify(Exact(), rounds=3), {"solver": answers, "verifier": verdicts})
     assert (found.rewards("solver"), found.rewards("verifier")) == (solver, verifier)
     assert found.episode.score == solver[-1]
-    assert found.keys("solver") == ["", "solver/1", "solver/2"][: len(answers)]
-    assert found.keys("verifier") == ["", "verifier/1", "verifier/2"][: len(answers)]
+    assert found.keys("solver") == ["solver/0", "solver/1", "solver/2"][: len(answers)]
+    judged = ["right" if answer == "2" else "wrong" for answer in answers]
+    assert found.keys("verifier") == [f"verifier/{number}/{each}" for number, each in enumerate(judged)]
+
+
+def test_a_verifier_that_always_says_the_same_learns_nothing_from_how_good_answers_are() -> None:
+    """Compared over all answers, saying "wrong" would pay the more the worse the solver is."""
+    answers = ["2", "3", "3", "3"]
+    played_ = [played(SolveAndVerify(Exact()), {"solver": [answer], "verifier": ["wrong"]}) for answer in answers]
+    verdicts = settled([each.episode for each in played_], policies={"verifier": True, "solver": True})
+    assert not verdicts["verifier"].advantages.any()
+    assert verdicts["solver"].advantages.any()
 
 
 def test_a_further_round_sees_the_critique_and_continues_the_solver_s_sample() -> None:
@@ -121,6 +132,7 @@ def test_the_critique_goes_into_one_retry(
     assert (found.rewards("solver"), found.rewards("verifier")) == (solver, [verifier])
     assert found.episode.score == score
     assert found.keys("solver") == ["", "solver/retry"][: len(answers)]
+    assert found.keys("verifier") == ["verifier/right" if answers[0] == "2" else "verifier/wrong"]
     if len(answers) > 1:
         assert f"\n{verdict}\n" in found.prompts["solver"][1]
 
