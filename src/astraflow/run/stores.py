@@ -90,7 +90,7 @@ async def sharing_store(
     shelf = None
     if sharing.relay_port is not None:
         shelf = Shelf(cache / "relay", limit_bytes=int(sharing.relay_gib * (1 << 30)))
-    store = RelayStore(origin, neighbours, shelf=shelf)
+    store = RelayStore(origin, neighbours, shelf=shelf, origin_is_near=isinstance(origin, DirStore))
     server: RelayServer | None = None
     try:
         if sharing.relay_port is not None:

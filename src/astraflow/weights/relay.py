@@ -42,8 +42,11 @@ class RelayStore:
         neighbours: Neighbours,
         *,
         shelf: Shelf | None = None,
+        origin_is_near: bool = False,
         clock: Clock | None = None,
     ) -> None:
+        """``shelf``: of a worker with a data port. ``origin_is_near``: on the same disk, relays are then asked last."""
+        self._near = origin_is_near
         self._origin = origin
         self._neighbours = neighbours
         self._shelf = shelf
@@ -99,15 +102,16 @@ class RelayStore:
         await self._neighbours.close()
 
     async def _fetch(self, file: WeightFile, into: Path, *, pull: bool) -> None:
-        if await self._neighbours.fetch(file, into, near=True, pull=pull):
+        if not self._near and await self._neighbours.fetch(file, into, near=True, pull=pull):
             return
         began = self._clock.monotonic()
         try:
             await self._origin.get(file, into)
         except Unavailable:
-            if not await self._neighbours.fetch(file, into, near=False, pull=False):
-                raise
-            return
+            for near in (True, False) if self._near else (False,):
+                if await self._neighbours.fetch(file, into, near=near, pull=False):
+                    return
+            raise
         self._counts["weights/bytes/origin"] += file.size_bytes
         self._counts["weights/download_s/origin"] += self._clock.monotonic() - began  # type: ignore[assignment]
 

@@ -12,10 +12,11 @@ from collections import OrderedDict
 from contextlib import suppress
 from pathlib import Path
 
-from astraflow.errors import ConfigError
+from astraflow.errors import ConfigError, DigestMismatch
 from astraflow.types import WeightFile
 from astraflow.weights.store import PART, SUFFIX
 from astraflow.wire.names import require_sha256
+from astraflow.wire.transfer import verify
 
 
 class Shelf:
@@ -53,7 +54,7 @@ class Shelf:
         self._trim(spare=file.sha256)
 
     def lend(self, file: WeightFile, into: Path) -> bool:
-        """Make ``into`` a link or copy of it; False if it is not here. ``into`` may exist."""
+        """Make ``into`` a verified link or copy of it; False if it is not here, or has rotted. ``into`` may exist."""
         part = into.with_name(f"{PART}lent-{file.sha256}")
         part.unlink(missing_ok=True)
         try:
@@ -63,8 +64,12 @@ class Shelf:
                 return False
             except OSError:  # as above
                 shutil.copyfile(self._place(file.sha256), part)
+            verify(part, file)
             part.replace(into)
         except FileNotFoundError:
+            return False
+        except DigestMismatch:
+            self.drop(file.sha256)  # else it would be lent again, and again be found wrong
             return False
         finally:
             part.unlink(missing_ok=True)

@@ -213,6 +213,45 @@ def test_other_regions_are_asked_only_when_the_origin_is_down(tmp_path: Path) ->
     run(scenario)
 
 
+def test_an_origin_on_the_same_disk_is_nearer_than_any_relay(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with opened(tmp_path) as region:
+            relay = await region.relay("r")
+            file = await region.file()
+            await got(relay, file, tmp_path / "own")
+            neighbours = Neighbours(lambda url: RelayLink(url, TOKEN), region="eu", patience=PATIENCE)
+            worker = RelayStore(region.origin, neighbours, origin_is_near=True)
+            region.stores.append(worker)
+            worker.know(region.places)
+            await got(worker, file, tmp_path / "a")
+            assert len(region.origin.asked) == 2 and "weights/bytes/relay" not in worker.metrics()
+            region.origin.down = True
+            await got(worker, file, tmp_path / "b")
+            assert worker.metrics()["weights/bytes/relay"] == file.size_bytes
+
+    run(scenario)
+
+
+def test_a_shelf_that_rots_is_found_out_by_whoever_reads_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with opened(tmp_path) as region:
+            relay = await region.relay("r")
+            file = await region.file()
+            await got(relay, file, tmp_path / "own")
+            held = relay.path(file.sha256)
+            assert held is not None
+            held.unlink()
+            held.write_bytes(bytes(file.size_bytes))
+            worker = region.worker()
+            await got(worker, file, tmp_path / "a")
+            assert worker.metrics()["relay/dropped"] == 1
+            await got(relay, file, tmp_path / "again")  # and it heals when its own worker wants the file
+            healed = relay.path(file.sha256)
+            assert healed is not None and hashlib.sha256(healed.read_bytes()).hexdigest() == file.sha256
+
+    run(scenario)
+
+
 class Liar:
     """Says that it has every file, and serves bytes of its own."""
 
