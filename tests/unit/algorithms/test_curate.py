@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from astraflow.algorithms.curate import Mixture, Shuffled, Stage, Stages
@@ -32,6 +32,7 @@ def shuffled(**more) -> Shuffled:
     return Shuffled(source(), group_size=4, **more)
 
 
+@settings(deadline=None)
 @given(stop=st.integers(0, 24))
 def test_f67_resume_anywhere_sees_the_same_rows(stop):
     whole = keys(shuffled(), 24)
@@ -141,6 +142,7 @@ def test_stages_one_after_the_other():
     assert all(key.startswith("rl") for key in found[3:])
 
 
+@settings(deadline=None)
 @given(stop=st.integers(0, 8))
 def test_f67_stages_resume(stop):
     whole = keys(stages(), 9)
@@ -187,6 +189,7 @@ def test_what_a_used_up_part_leaves_is_shared_by_the_weights_of_the_others():
     assert 75 <= found.count("b") <= 125
 
 
+@settings(deadline=None)
 @given(stop=st.integers(0, 40))
 def test_f67_mixture_resumes(stop):
     whole = keys(mixture(), 50)

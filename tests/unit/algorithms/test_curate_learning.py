@@ -32,6 +32,7 @@ def shares(curate, count: int) -> dict[str, float]:
 # ── drawing ──
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 10), min_size=1, max_size=20), st.floats(0, 1, exclude_max=True))
 def test_a_draw_never_takes_what_has_no_weight(weights, point):
     chosen = draw(np.array(weights), point)

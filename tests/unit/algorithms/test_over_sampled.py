@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from astraflow.algorithms.base import PolicyRoom
@@ -55,12 +55,14 @@ def test_the_rollout_batch_is_what_is_missing_over_the_share_with_signal(share, 
     assert opened == wanted
 
 
+@settings(deadline=None)
 @given(st.integers(0, 40), st.integers(0, 20), st.integers(0, 20), st.integers(0, 3), st.integers(0, 4))
 def test_with_a_signal_everywhere_it_is_plain_back_pressure(opened, kept, batched, staleness, left):
     state = room(opened=opened, kept=kept, batched=batched, staleness=staleness, left=left)
     assert OverSampled(curate=Known(1.0)).may_admit({"p": state}) == has_room(state)
 
 
+@settings(deadline=None)
 @given(st.floats(0, 1), st.floats(1, 3), st.floats(1, 8), st.integers(0, 8))
 def test_never_less_than_is_missing_nor_more_than_allowed(share, margin, most, kept):
     wanted = OverSampled(curate=Known(share), margin=margin, most=most).wanted(room(kept=kept))
