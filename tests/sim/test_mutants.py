@@ -122,10 +122,12 @@ MUTATIONS: tuple[Mutation, ...] = (
 
 
 def _harsh(seed: int) -> Plan:
-    """Every history has evaluations, a bad network and workers that die of it."""
+    """Every history has evaluations, a bad network and workers that die of it; in every second one trainers are
+    replaced quickly, while calls of the one before are still on their way."""
     plan = Plan.draw(seed)
     deaths = tuple(Act(at_s=at, what="worker", pick=at % 1, seconds=30.0) for at in (6.3, 13.1, 22.7, 31.5))
-    acts = tuple(sorted((*plan.acts, *deaths), key=lambda act: act.at_s))
+    replaced = tuple(Act(at_s=at, what="trainer", pick=at % 1, seconds=0.2) for at in (4.2, 7.9, 11.4, 16.8, 24.6))
+    acts = tuple(sorted((*plan.acts, *deaths, *(replaced if seed % 2 else ())), key=lambda act: act.at_s))
     return dataclasses.replace(plan, evaluate=True, faults=Faults.some(0.1, patience_s=60.0), acts=acts)
 
 

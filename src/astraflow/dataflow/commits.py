@@ -46,7 +46,8 @@ Answer = tuple[Work, Any, "Exception | None"]
 
 
 class Commits:
-    """The only writer. ``after`` is called once what was written is on disk, ``undone`` when nothing of it was.
+    """The only writer. ``last`` may add to every transaction what follows from it, in a savepoint of its own;
+    ``after`` is called once what was written is on disk, ``undone`` when nothing of it was.
 
     ``in_thread``: the loop goes on while the disk is awaited; without, nothing happens meanwhile (virtual time).
     """
@@ -56,12 +57,14 @@ class Commits:
         ledger: Ledger,
         clock: Clock,
         *,
+        last: Callable[[], Transition[None] | None],
         after: Callable[[], None],
         undone: Callable[[], None],
         in_thread: bool = False,
     ) -> None:
         self._ledger = ledger
         self._clock = clock
+        self._last = last
         self._after = after
         self._undone = undone
         self._queue: list[Work] = []
@@ -151,7 +154,10 @@ class Commits:
                 store.run("BEGIN IMMEDIATE")
                 now = self.now
                 answers.extend((work, *self._attempt(work, now)) for work in queue)
+                if (last := self._last()) is not None:
+                    self._attempt(Work(last, None), now)
                 store.set("now", now)
+                store.write_logs()
                 reach("dataflow.in_transaction")
                 if self._disk is None:
                     store.run("COMMIT")

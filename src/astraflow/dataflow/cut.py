@@ -85,7 +85,7 @@ def build_rows(groups: Sequence[CutGroup], *, pipeline: Pipeline, policy: str, v
                 rows.append(row)
     return Cut(
         rows=tuple(rows),
-        tokens=sum(int(row.mask.sum()) for row in rows),
+        tokens=sum(int(np.count_nonzero(row.mask)) for row in rows),
         sequences=len(rows),
         masked=masked,
         stale_groups=tuple(stale),
@@ -145,7 +145,7 @@ def _row(ref: SampleRef, value_of: Mapping[tuple[str, int], float], use: int) ->
                 continue
             mask[turn.start : turn.stop] = sample.sampled[turn.start : turn.stop]
             runs += _runs(sample.sampled, turn.start, turn.stop, value)
-    if not mask.any():
+    if not np.count_nonzero(mask):
         return None
     mask.flags.writeable = False  # as if it had been read: nobody changes a frozen row
     return Row(
@@ -162,6 +162,8 @@ def _row(ref: SampleRef, value_of: Mapping[tuple[str, int], float], use: int) ->
 
 def _runs(sampled: Array, start: int, stop: int, value: float) -> list[AdvantageRun]:
     """The stretches of sampled tokens within ``[start, stop)``."""
+    if np.count_nonzero(sampled[start:stop]) == stop - start > 0:  # a reply, as nearly all are
+        return [AdvantageRun(start=start, stop=stop, value=value)]
     edges = np.diff(np.concatenate([[False], sampled[start:stop], [False]]).astype(np.int8))
     starts, stops = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
     return [

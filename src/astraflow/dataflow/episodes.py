@@ -7,6 +7,8 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from astraflow.dataflow.groups import Groups
 from astraflow.dataflow.payloads import Payloads
 from astraflow.dataflow.policies import Policies
@@ -64,42 +66,43 @@ class Episodes:
         limits = self._spec.limits
         versions = json.dumps({name: manifest.version for name, manifest in self._policies.newest.items()})
         tasks: dict[int, tuple[Task, Purpose, dict[str, int], float]] = {}
+        before: dict[Place, int] = {}
         leases = []
         for group, idx in places:
-            row = self._store.one(
-                "UPDATE episodes SET state = 'leased', attempt = attempt + 1, worker = ?, leased_at = ?, "
-                "expires_at = ?, deadline_at = ?, leased_versions = ? WHERE group_id = ? AND idx = ? "
-                "AND state = 'pending' RETURNING attempt",
-                worker,
-                now,
-                now + limits.lease_ttl_s,
-                now + limits.time_limit_s + limits.grace_s,
-                versions,
-                group,
-                idx,
-            )
-            assert row is not None
             if group not in tasks:
                 tasks[group] = self._task(group)
+                before |= self._attempts(group)
             task, purpose, pins, choice = tasks[group]
+            attempt = before[group, idx] + 1
             leases.append(
                 Lease(
                     group=group,
                     index=idx,
-                    attempt=row[0],
+                    attempt=attempt,
                     task=task,
                     purpose=purpose,
-                    seed=episode_seed(self._spec.seed, group, idx, row[0]),
+                    seed=episode_seed(self._spec.seed, group, idx, attempt),
                     ttl_s=limits.lease_ttl_s,
                     time_limit_s=limits.time_limit_s,
                     versions=pins,
                     version_choice=choice,
                 )
             )
+        ends = (now + limits.lease_ttl_s, now + limits.time_limit_s + limits.grace_s)
+        self._store.run_many(
+            "UPDATE episodes SET state = 'leased', attempt = attempt + 1, worker = ?, leased_at = ?, expires_at = ?, "
+            "deadline_at = ?, leased_versions = ? WHERE group_id = ? AND idx = ?",
+            [(worker, now, *ends, versions, each.group, each.index) for each in leases],
+        )
         self._store.events(
             now, "leased", [(each.group, each.index, {"attempt": each.attempt, "worker": worker}) for each in leases]
         )
         return tuple(leases)
+
+    def _attempts(self, group: int) -> dict[Place, int]:
+        """Of its pending episodes: how often each was leased."""
+        rows = self._store.all("SELECT idx, attempt FROM episodes WHERE group_id = ? AND state = 'pending'", group)
+        return {(group, idx): attempt for idx, attempt in rows}
 
     def _task(self, group: int) -> tuple[Task, Purpose, dict[str, int], float]:
         row = self._store.one(
@@ -203,7 +206,7 @@ class Episodes:
         self._payloads.put_episode(group, idx, episode)
         trainable = self._spec.trainable
         rows = [
-            (group, each.policy, idx, each.agent, n, int(sample.sampled.sum()), sample.min_version)
+            (group, each.policy, idx, each.agent, n, int(np.count_nonzero(sample.sampled)), sample.min_version)
             for each in episode.trajectories
             if train and each.policy in trainable
             for n, sample in enumerate(each.samples)

@@ -61,7 +61,9 @@ class DataflowService:
         self.spec = spec
         self.ledger = ledger
         self._clock = clock or SystemClock()
-        self._commits = Commits(ledger, self._clock, after=self._after, undone=self._undone, in_thread=in_thread)
+        self._commits = Commits(
+            ledger, self._clock, last=self._last, after=self._after, undone=self._undone, in_thread=in_thread
+        )
         ledger.time_text = self._time_of_day
         self._lock = lock
         self._watchdog = Watchdog(ledger, self._commits.now)
@@ -70,7 +72,6 @@ class DataflowService:
         self._marks: set[str] = set()
         self._generation: dict[str, int] = {}
         self._waiting: dict[str, asyncio.Event] = {}
-        self._settling = False
         self._unheard = False
         """No call could be written for want of space, since the last tick that was."""
         self._closed = False
@@ -155,12 +156,13 @@ class DataflowService:
     def _mark_all(self) -> None:
         self._mark(LEASE, *self.spec.trainable)
 
+    def _last(self) -> Callable[[float], None] | None:
+        """What has all its episodes is settled with the last of them: an algorithm that raises undoes only that."""
+        return self._settle if self.ledger.groups.any_ready and self.ledger.state == "running" else None
+
     def _after(self) -> None:
-        if not self._settling and self.ledger.groups.any_ready and self.ledger.state == "running":
-            self._settling = True
-            self._commits.post(self._settle)
         self._retention.remove_files()
-        for topic in self._marks:
+        for topic in sorted(self._marks):  # whoever is woken first asks first: no hash decides that
             self._generation[topic] = self._generation.get(topic, 0) + 1
             event = self._waiting.pop(topic, None)
             if event is not None:
@@ -168,8 +170,7 @@ class DataflowService:
         self._marks.clear()
 
     def _undone(self) -> None:
-        """A transaction failed as a whole: what is ready is settled after the next one."""
-        self._settling = False
+        """A transaction failed as a whole: what is ready is settled with the next one."""
         self._marks.clear()
         self._retention.forget()
 
@@ -194,7 +195,6 @@ class DataflowService:
         return not self._closed
 
     def _settle(self, now: float) -> None:
-        self._settling = False
         settle_ready(self.ledger, now)
         self._mark_all()
 

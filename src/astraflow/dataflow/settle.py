@@ -121,7 +121,7 @@ def units_of(references: Iterable[SampleRef], *, dataset: str = "") -> UnitTable
         sample_id=tuple(ref.sample_id for ref, _ in units),
         reward=rewards,
         counts=alive & ~np.isnan(rewards),
-        tokens=np.array([int(ref.sample.sampled[t.start : t.stop].sum()) for ref, t in units], np.int64),
+        tokens=np.array([np.count_nonzero(ref.sample.sampled[t.start : t.stop]) for ref, t in units], np.int64),
         min_version=np.array([_min_version(ref.sample, turn) for ref, turn in units], np.int64),
         outcome=tuple(ref.outcome for ref, _ in units),
         baseline_key=tuple(turn.baseline_key or ref.trajectory.role for ref, turn in units),
@@ -227,7 +227,7 @@ def _data_mask(ref: SampleRef) -> str | None:
     scored = [turn for turn in ref.turns if turn.reward is not None]
     if not scored:
         return UNSCORED
-    return None if any(ref.sample.sampled[turn.start : turn.stop].any() for turn in scored) else NO_TOKENS
+    return None if any(np.count_nonzero(ref.sample.sampled[t.start : t.stop]) for t in scored) else NO_TOKENS
 
 
 def _all_masked(reasons: list[str | None]) -> str | None:

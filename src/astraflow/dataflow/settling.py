@@ -1,6 +1,7 @@
 """A ready group gets its verdicts: asked of the algorithms, then written together with their changed state.
 
-It runs after the episodes are stored: an algorithm that raises stops the run and loses no data.
+It runs in the transaction of the last episode and in a savepoint of its own: an algorithm that raises stops the run
+and loses no data.
 """
 
 from __future__ import annotations

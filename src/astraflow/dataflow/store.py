@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,10 +10,14 @@ from importlib import resources
 from pathlib import Path
 from typing import IO, Any
 
+import msgspec
+
 from astraflow.disk import is_full
 from astraflow.errors import Conflict, StorageFull
 
 Row = tuple[Any, ...]
+ADD_EVENT = "INSERT INTO events (at, kind, group_id, idx, policy, batch, data) VALUES (?, ?, ?, ?, ?, ?, ?)"
+ADD_COUNT = "INSERT INTO counters VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = value + excluded.value"
 
 
 def connect(target: Path | str) -> sqlite3.Connection:
@@ -43,12 +46,15 @@ def lock_run(folder: Path) -> IO[bytes]:
 
 
 class Store:
-    """Statements, and the two logs that every transition writes."""
+    """Statements, and the two logs that every transition writes: within a transaction they are collected and written
+    right before its end, in order, so that a hundred events cost one statement."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
         self.run = connection.execute
         self.run_many = connection.executemany
+        self._events: list[Row] = []
+        self._counts: list[tuple[str, float]] = []
         self.on_rollback: list[Callable[[], None]] = []
         """Called whenever anything is rolled back: memories of the tables are then worth nothing."""
         schema = resources.files("astraflow.dataflow").joinpath("schema.sql").read_text()
@@ -74,6 +80,7 @@ class Store:
         with self.undone_if_raises():
             self.run("BEGIN IMMEDIATE")
             yield
+            self.write_logs()
             self.run("COMMIT")
 
     @contextmanager
@@ -84,6 +91,8 @@ class Store:
         except BaseException as error:
             if self.connection.in_transaction:
                 self.run("ROLLBACK")
+            self._events.clear()
+            self._counts.clear()
             self._rolled_back()
             if is_full(error):
                 raise StorageFull(
@@ -94,10 +103,12 @@ class Store:
     @contextmanager
     def savepoint(self) -> Iterator[None]:
         """One transition within a transaction: undone alone when it raises."""
+        events, counts = len(self._events), len(self._counts)
         self.run("SAVEPOINT transition")
         try:
             yield
         except BaseException:
+            del self._events[events:], self._counts[counts:]
             if self.connection.in_transaction:
                 self.run("ROLLBACK TO transition")
                 self.run("RELEASE transition")
@@ -122,27 +133,46 @@ class Store:
         batch: int | None = None,
         **data: Any,
     ) -> None:
-        self.run(
-            "INSERT INTO events (at, kind, group_id, idx, policy, batch, data) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (now, kind, group, idx, policy, batch, json.dumps(data) if data else None),
-        )
+        self._events.append((now, kind, group, idx, policy, batch, _json(data) if data else None))
+        self._write_logs_outside()
 
     def events(self, now: float, kind: str, rows: Sequence[tuple[int, int, dict[str, Any]]]) -> None:
         """One for each (group, index, data), in order."""
-        self.run_many(
-            "INSERT INTO events (at, kind, group_id, idx, data) VALUES (?, ?, ?, ?, ?)",
-            [(now, kind, group, idx, json.dumps(data)) for group, idx, data in rows],
-        )
+        self._events += [(now, kind, group, idx, None, None, _json(data)) for group, idx, data in rows]
+        self._write_logs_outside()
 
     def count(self, name: str, by: float = 1) -> None:
-        self.run(
-            "INSERT INTO counters VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
-            (name, by),
-        )
+        self._counts.append((name, by))
+        self._write_logs_outside()
+
+    def collected(self, kind: str, policy: str) -> list[dict[str, Any]]:
+        """What events of this kind say that the transaction under way will write, in order."""
+        return [
+            msgspec.json.decode(data, type=dict)
+            for _, each, _, _, of, _, data in self._events
+            if (each, of) == (kind, policy) and data is not None
+        ]
 
     def counter(self, name: str) -> float:
         row = self.one("SELECT value FROM counters WHERE name = ?", name)
-        return float(row[0]) if row else 0.0
+        return (float(row[0]) if row else 0.0) + sum(by for each, by in self._counts if each == name)
+
+    def write_logs(self) -> None:
+        """What was collected: whoever ends a transaction himself calls this before, and not within a savepoint."""
+        if self._events:
+            self.run_many(ADD_EVENT, self._events)
+            self._events.clear()
+        if self._counts:
+            sums: dict[str, float] = {}
+            for name, by in self._counts:
+                sums[name] = sums.get(name, 0) + by
+            self.run_many(ADD_COUNT, list(sums.items()))
+            self._counts.clear()
+
+    def _write_logs_outside(self) -> None:
+        """Without a transaction nobody would come to write them."""
+        if not self.connection.in_transaction:
+            self.write_logs()
 
     def get(self, key: str) -> Any:
         row = self.one("SELECT value FROM meta WHERE key = ?", key)
@@ -150,3 +180,11 @@ class Store:
 
     def set(self, key: str, value: Any) -> None:
         self.run("INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value", (key, value))
+
+
+def _json(data: dict[str, Any]) -> str:
+    """A JSON object. What is not finite becomes null, which JSON can say."""
+    return _ENCODER.encode(data).decode()
+
+
+_ENCODER = msgspec.json.Encoder()

@@ -56,7 +56,9 @@ def resume(ledger: Ledger, now: float, request: m.ResumeRequest) -> m.ResumeRepl
 
 def _refuse_replaced(ledger: Ledger, request: m.ResumeRequest, *, newer: str) -> None:
     """A call of a process that was replaced came late, or came twice: it must not fence the one that replaced it."""
-    row = ledger.store.one(
+    before = ledger.store.collected("resumed", request.policy)
+    epochs = [each["trainer_epoch"] for each in before if each["incarnation"] == request.incarnation]
+    row = epochs[-1:] or ledger.store.one(
         "SELECT json_extract(data, '$.trainer_epoch') FROM events WHERE kind = 'resumed' AND policy = ? "
         "AND json_extract(data, '$.incarnation') = ? ORDER BY id DESC LIMIT 1",
         request.policy,
