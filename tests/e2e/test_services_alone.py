@@ -140,3 +140,13 @@ def test_who_is_refused_and_why(dataflow: Dataflow, cli: Cli, write_recipe: Writ
     second = cli("dataflow", "--run-dir", dataflow.run)
     assert second.returncode == 1
     assert "another" in second.stderr
+
+
+def test_a_worker_whom_nobody_answers_says_so_and_gives_up(cli: Cli, write_recipe: Write) -> None:
+    """Every few seconds, and in the end with the address and how long it tried."""
+    done = cli("rollout", write_recipe(), "--dataflow", "http://127.0.0.1:9", "--set", "rollout.patience_s=10")
+    assert done.returncode == 1, done.stderr[-2000:]
+    said = [line for line in done.stderr.splitlines() if "waits_for_dataflow" in line]
+    assert said and all("http://127.0.0.1:9" in line and "patience_s=10" in line for line in said)
+    last = done.stderr.splitlines()[-1]
+    assert "dataflow was out of reach for 1" in last and "http://127.0.0.1:9" in last

@@ -21,6 +21,8 @@ from astraflow.wire.codec import decode
 
 Place = tuple[int, int]
 """(group, index)"""
+SUPERVISED_DONE = "supervised_done"
+"""Counter: of ``episodes_done``, those that only tokenised a row."""
 USER_FAILURES = 2
 """User code that raised is tried once more: it may be luck, but no third time."""
 
@@ -154,7 +156,7 @@ class Episodes:
     def submit(self, now: float, worker: str, group: int, idx: int, attempt: int, episode: Episode) -> Submitted:
         """Store once. Raises UnknownLease, Fenced, Closed, UnknownVersion, BadRequest: nothing has then changed."""
         row = self._store.one(
-            "SELECT e.state, e.attempt, e.submitted, g.task_key, g.purpose FROM episodes e "
+            "SELECT e.state, e.attempt, e.submitted, e.supervised, g.task_key, g.purpose FROM episodes e "
             "JOIN groups g ON g.id = e.group_id WHERE e.group_id = ? AND e.idx = ?",
             group,
             idx,
@@ -162,7 +164,7 @@ class Episodes:
         name = f"{group}/{idx}/{attempt}"
         if row is None or not 1 <= attempt <= row[1]:
             raise UnknownLease(f"lease {name} was never given in run {self._spec.run}")
-        state, current, submitted, task_key, purpose = row
+        state, current, submitted, supervised, task_key, purpose = row
         if attempt == submitted:
             self._store.count("duplicates")
             return Submitted(duplicate=True)
@@ -183,6 +185,8 @@ class Episodes:
             ready = self.fail(now, group, idx, episode.failure, episode.error or "", worker=worker, episode=episode)
             return Submitted(ready=ready)
         self._store.count("episodes_done")
+        if supervised:
+            self._store.count(SUPERVISED_DONE)
         reach("dataflow.in_submit")
         samples = self._keep_samples(group, idx, episode, train=purpose == Purpose.TRAIN)
         return Submitted(ready=self._done(now, worker, group, idx, attempt, episode, samples))

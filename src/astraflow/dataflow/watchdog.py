@@ -5,6 +5,7 @@ from __future__ import annotations
 from astraflow.algorithms.base import PolicyRoom
 from astraflow.dataflow.components import ROLLOUT
 from astraflow.dataflow.diagnosis import serves, workers_words
+from astraflow.dataflow.episodes import SUPERVISED_DONE
 from astraflow.dataflow.ledger import FORGIVEN, Ledger
 from astraflow.dataflow.starving import NOBODY, served, starve
 
@@ -68,9 +69,9 @@ class Watchdog:
         return False
 
     def first_failures(self, now: float) -> None:
-        """A run whose first episodes all fail in user code will not get better."""
+        """A run whose first episodes all fail in user code will not get better. Supervised ones run none of it."""
         store, limit = self._ledger.store, self._ledger.spec.limits.first_failures
-        if store.counter("episodes_done"):
+        if store.counter("episodes_done") > store.counter(SUPERVISED_DONE):
             return
         failed = self._ledger.user_failures - int(store.get(FORGIVEN) or 0)
         if failed >= limit:

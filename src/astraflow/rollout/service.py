@@ -54,6 +54,7 @@ T = TypeVar("T")
 
 LONGEST_PAUSE_S = 5.0
 NAME_PATIENCE_S = 15.0
+SAY_EVERY_S = 4.0
 
 
 class Relay(Protocol):
@@ -373,16 +374,21 @@ class RolloutService:
                 task.cancel()
 
     async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
-        """The call's result; repeated while dataflow is out of reach (up to ``patience_s``) or its disk is full."""
+        """Its result; called again, and said to be, while dataflow is out of reach (``patience_s``) or has no space."""
         began = self._clock.monotonic()
-        pause = 0.1
+        pause, said = 0.1, began
         while True:
             try:
                 return await call()
             except (Unavailable, StorageFull) as error:
                 full = isinstance(error, StorageFull)
-                if self._clock.monotonic() - began >= (SPACE_PATIENCE_S if full else self._settings.patience_s):
-                    raise
+                limit = SPACE_PATIENCE_S if full else self._settings.patience_s
+                now = self._clock.monotonic()
+                if now - began >= limit:
+                    raise type(error)(f"dataflow was out of reach for {now - began:.0f} s: {error}") from error
+                if now - said >= SAY_EVERY_S:
+                    said = now
+                    log.warning("waits_for_dataflow for_s=%.0f patience_s=%.0f: %s", now - began, limit, error)
                 with self.activity.waiting(Wait.STORAGE if full else Wait.DATAFLOW, str(error)):
                     await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE_S)

@@ -37,6 +37,9 @@ from astraflow.wire.protocol import Dataflow
 from astraflow.wire.tokens import from_environment
 from astraflow.workflows.supervised import Supervised
 
+CALL_RETRY_S = 3.0
+"""The service has the patience, and says what it waits for; a call that hid it all would be silent."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Serves:
@@ -76,13 +79,16 @@ async def serve_rollout(
     name = name or process_name("rollout")
     sharing = sharing or Sharing()
     rate = sharing.rate()
-    async with HttpDataflow(url, from_environment(), ca=ca, rate=rate) as client:
+    async with (
+        HttpDataflow(url, from_environment(), ca=ca, retry_s=CALL_RETRY_S) as calls,
+        HttpDataflow(url, from_environment(), ca=ca, rate=rate) as client,
+    ):
         origin = origin_store(resolved.recipe, client, run_dir, rate)
         with tempfile.TemporaryDirectory(prefix="cache-", dir=run_dir) as folder:
             cache = Path(folder)
             async with sharing_store(resolved, sharing, origin, cache=cache, ca=ca, rate=rate) as store:
                 service = build_rollout(
-                    resolved, client, name=name, store=store, cache=cache, relay=store, serves=serves
+                    resolved, calls, name=name, store=store, cache=cache, relay=store, serves=serves
                 )
                 loop = asyncio.get_running_loop()
                 for number in (signal.SIGTERM, signal.SIGINT):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from astraflow.algorithms.curate import Shuffled
 from astraflow.dataflow.service import DataflowService
 from astraflow.dataflow.settings import Limits
 from astraflow.errors import (
@@ -25,7 +26,7 @@ from astraflow.errors import (
 )
 from astraflow.types import FailureKind
 from astraflow.wire import messages as m
-from tests.unit.dataflow.rig import Rig, make_spec, manifest
+from tests.unit.dataflow.rig import Rig, make_spec, manifest, supervised_episode, tasks
 
 
 def lease_request(worker: str, *, count: int = 2, wait_s: float = 0.0) -> m.LeaseRequest:
@@ -333,6 +334,21 @@ def test_one_good_episode_is_enough_to_go_on() -> None:
         for _ in range(9):
             rig.submit_failed(rig.leases(1)[0], FailureKind.WORKFLOW)
         assert rig.service.ledger.state == "running"
+
+
+def test_supervised_rows_before_them_are_no_good_episodes(tmp_path: Path) -> None:
+    """They run none of the user's code: a supervised warm-up must not hide that all of it is broken."""
+    limits = Limits(first_failures=3)
+    with Rig(make_spec(source=tasks(9, workflow="supervised"), limits=limits, max_staleness=9), folder=tmp_path) as rig:
+        for lease in rig.leases(3):
+            rig.submit(lease, episode=supervised_episode(lease))
+        assert rig.db.counter("episodes_done") == 3
+        # The curate goes over to tasks that are played.
+        rig.spec.pipeline.curate.next = Shuffled(tasks(9), group_size=2).next  # type: ignore[method-assign]
+        played = [lease for lease in rig.lease(20).leases if lease.task.workflow == ""]
+        for lease in played[:3]:
+            rig.submit_failed(lease, FailureKind.WORKFLOW)
+        assert "first 3 episodes all failed in user code" in str(rig.db.get("error"))
 
 
 def test_status_and_events_tell_the_story() -> None:

@@ -406,6 +406,29 @@ def test_dataflow_out_of_reach_for_too_long_ends_the_worker() -> None:
         run_virtual(main)
 
 
+def test_nobody_at_the_address_is_said_every_few_seconds_and_ends(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        dataflow = ScriptedDataflow()
+        dataflow.errors["hello"] = [Unavailable("http://nobody:1 did not answer")] * 10_000
+        await service(dataflow, quick, patience_s=60.0).run()
+
+    with pytest.raises(Unavailable, match=r"dataflow was out of reach for 6[0-9] s: http://nobody:1 did not answer"):
+        run_virtual(main)
+    said = [record.getMessage() for record in caplog.records if "waits_for_dataflow" in record.getMessage()]
+    assert 8 <= len(said) <= 15
+    assert "patience_s=60: http://nobody:1 did not answer" in said[0]
+
+
+def test_a_short_absence_is_not_worth_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        dataflow = ScriptedDataflow(*leases(1))
+        dataflow.errors["hello"] = [Unavailable("restarts")] * 3
+        await service(dataflow, quick).run()
+
+    run_virtual(main)
+    assert not [record for record in caplog.records if "waits_for_dataflow" in record.getMessage()]
+
+
 def test_f99_another_config_is_refused_at_the_door() -> None:
     async def main() -> None:
         dataflow = ScriptedDataflow()
