@@ -32,8 +32,9 @@ from astraflow.algorithms.select_replay import WithReplay
 from astraflow.dataflow.settings import PolicySpec, RunSpec
 from astraflow.errors import Closed
 from astraflow.run.replay.figures import compared, figures_of, happened, signals_of
-from astraflow.run.replay.record import Record, read_record
+from astraflow.run.replay.record import Record, RecordedGroup, read_record
 from astraflow.run.replay.rerun import NEVER_MADE, Rerun
+from astraflow.run.replay.slots import Stock
 from astraflow.run.run_db import RunDb
 from astraflow.tasks.lists import ListTasks
 from astraflow.types import FailureKind, Lease
@@ -366,3 +367,18 @@ def test_supervised_groups_are_rebuilt_as_such() -> None:
         rig.db.run("DELETE FROM payloads")
         again = rerun(rig, spec_of("stages"))
         assert compared(again).same and again.record.rebuilt
+
+
+def test_of_several_recorded_groups_of_a_task_the_one_nearest_in_time_is_played() -> None:
+    task = ROWS.task(0)
+
+    def made(group: int, *, size: int = 2, ended: bool = True) -> RecordedGroup:
+        return RecordedGroup(group=group, task=task, size=size, arrival=group if ended else None, places={})
+
+    groups = [made(1), made(4), made(6, size=1), made(7, ended=False), made(8), made(12)]
+    stock = Stock({each.group: each for each in groups})
+    taken = [stock.take(task, 2, near=6) for _ in range(5)]
+    assert taken == [4, 8, 1, 12, None], "of equally near ones the earlier; one too small or never ended is none"
+    assert stock.take(task, 2, near=7) == 7, "at its own moment one that never ended does not end either"
+    assert stock.take(task, 1, near=6) == 6
+    assert stock.take(ROWS.task(1), 1, near=6) is None
