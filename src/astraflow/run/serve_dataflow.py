@@ -108,7 +108,7 @@ async def _collect(service: DataflowService, stores: Sequence[WeightStore], alwa
     while True:
         await asyncio.sleep(COLLECT_S)
         live = (*always, *await service.live_manifests())
-        keep = {file.sha256 for manifest in live for file in manifest.files}
+        keep = {file.sha256 for manifest in live for file in manifest.stored}
         for store in stores:
             try:
                 await store.collect(keep)
