@@ -19,7 +19,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -43,7 +42,7 @@ from astraflow.observe.waits import Wait
 from astraflow.rollout.activity import Activity
 from astraflow.rollout.elsewhere import Elsewhere
 from astraflow.rollout.play import Player, classify, failed
-from astraflow.rollout.served import ServedPolicy, pulling, weight_metrics
+from astraflow.rollout.served import ServedPolicy, watch_weights
 from astraflow.rollout.settings import RolloutSettings
 from astraflow.types import Episode, FailureKind, Lease, Manifest, Outcome
 from astraflow.wire import messages as m
@@ -54,7 +53,6 @@ T = TypeVar("T")
 
 LONGEST_PAUSE_S = 5.0
 NAME_PATIENCE_S = 15.0
-SAY_EVERY_S = 4.0
 
 
 class Relay(Protocol):
@@ -96,8 +94,7 @@ class RolloutService:
         self.name = name
         self._relay = relay
         self.activity = activity or Activity(clock or SystemClock())
-        self.activity.pulling = partial(pulling, policies)
-        self.activity.weights = partial(weight_metrics, policies)
+        watch_weights(self.activity, policies)
         self.incarnation = incarnation
         self.heartbeat_s = 2.0
         self.playing: dict[str, Lease] = {}
@@ -349,8 +346,7 @@ class RolloutService:
             await asyncio.wait(running.values(), timeout=2 * self._settings.cancel_grace_s)
         if not self._unfinished:
             return
-        unfinished = sorted(self._unfinished)
-        self._unfinished.clear()
+        unfinished, self._unfinished = sorted(self._unfinished), set()
         self.activity.count("lease/handed_back", len(unfinished))
         request = m.HandBackRequest(worker=self.name, held=tuple(unfinished))
         try:
@@ -381,15 +377,14 @@ class RolloutService:
             try:
                 return await call()
             except (Unavailable, StorageFull) as error:
-                full = isinstance(error, StorageFull)
-                limit = SPACE_PATIENCE_S if full else self._settings.patience_s
-                now = self._clock.monotonic()
+                now, full = self._clock.monotonic(), isinstance(error, StorageFull)
+                limit, wait = (SPACE_PATIENCE_S, Wait.STORAGE) if full else (self._settings.patience_s, Wait.DATAFLOW)
                 if now - began >= limit:
                     raise type(error)(f"dataflow was out of reach for {now - began:.0f} s: {error}") from error
-                if now - said >= SAY_EVERY_S:
+                if now - said >= LONGEST_PAUSE_S:
                     said = now
                     log.warning("waits_for_dataflow for_s=%.0f patience_s=%.0f: %s", now - began, limit, error)
-                with self.activity.waiting(Wait.STORAGE if full else Wait.DATAFLOW, str(error)):
+                with self.activity.waiting(wait, str(error)):
                     await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE_S)
 
