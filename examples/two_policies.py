@@ -1,4 +1,4 @@
-"""Two models of 0.4 M parameters learn together in minutes: a solver names the largest of three digits, a verifier says
+"""Two models of 0.4 M parameters are trained together: a solver names the largest of three digits, a verifier says
 whether that is right. Each has a trainer, batches and versions of its own; neither waits for the other.
 
 First both are shown the form of an answer and not its content: any of the three digits, any verdict. Then the solver is
