@@ -8,6 +8,11 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A loaded machine makes no example slow by itself: pytest's own timeout ends what hangs.
+settings.register_profile("astraflow", deadline=None, suppress_health_check=(HealthCheck.too_slow,))
+settings.load_profile("astraflow")
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
