@@ -11,6 +11,7 @@ from typing import Protocol
 
 from astraflow.engines.base import Engine
 from astraflow.errors import AstraFlowError, EngineFailed
+from astraflow.rollout.activity import Activity
 from astraflow.types import Manifest
 from astraflow.wire.messages import ManifestRequest
 from astraflow.wire.protocol import Dataflow
@@ -125,13 +126,19 @@ class ServedPolicy:
             return
 
 
-def pulling(policies: Mapping[str, ServedPolicy]) -> dict[str, int]:
+def watch_weights(activity: Activity, policies: Mapping[str, ServedPolicy]) -> None:
+    """From now on the worker's report says what is being fetched, and how weights came."""
+    activity.pulling = lambda: _pulling(policies)
+    activity.weights = lambda: _metrics(policies)
+
+
+def _pulling(policies: Mapping[str, ServedPolicy]) -> dict[str, int]:
     """Serial per policy whose weights are being fetched now."""
     serials = {name: policy.subscriber.pulling for name, policy in policies.items()}
     return {name: serial for name, serial in serials.items() if serial is not None}
 
 
-def weight_metrics(policies: Mapping[str, ServedPolicy]) -> dict[str, float]:
+def _metrics(policies: Mapping[str, ServedPolicy]) -> dict[str, float]:
     """How weights came, of all policies together."""
     found: dict[str, float] = {}
     for policy in policies.values():
