@@ -1,8 +1,8 @@
 """Two models of 0.4 M parameters are trained together: a solver names the largest of three digits, a verifier says
 whether that is right. Each has a trainer, batches and versions of its own; neither waits for the other.
 
-First both are shown the form of an answer and not its content: any of the three digits, any verdict. Then the solver is
-rewarded for the largest digit, the verifier for a verdict that is true, whatever the solver has learned by then.
+First the solver is shown any of the three digits, and the verifier verdicts, one in eight of them false: shown any
+verdict, it soon says "n" to everything. Then the solver is rewarded for the largest digit, the verifier for the truth.
 """
 
 import random
@@ -36,12 +36,14 @@ def question(index: int) -> Task:
 
 
 def shown(index: int) -> Task:
-    """A row for each in turn: to the solver any of the three digits, to the verifier any verdict on any of them."""
+    """A row for each in turn: to the solver any of the three digits, to the verifier a verdict on any of them."""
     draw = random.Random(f"shown/{index}")
     asked = question(index).key
     policy, text, reply = "solver", asked, draw.choice(asked.split())
     if index % 2:
-        policy, text, reply = "verifier", CHECK.format(question=asked, answer=reply), draw.choice("yn")
+        true = "y" if int(reply) == max(map(int, asked.split())) else "n"
+        verdict = true if draw.random() < 0.75 else draw.choice("yn")
+        policy, text, reply = "verifier", CHECK.format(question=asked, answer=reply), verdict
     messages = [{"role": "user", "content": text}, {"role": "assistant", "content": reply}]
     return Task(key=f"{policy} {text}", workflow="supervised", payload={"policy": policy, "messages": messages})
 
@@ -59,8 +61,8 @@ def stages(recipe: Recipe) -> Pipeline:
     )
 
 
-def policy() -> Policy:
-    trainer = TrainerSettings(lr=4e-4, lr_supervised=2e-3, betas=(0.9, 0.95), dtype="float32")
+def policy(lr: float) -> Policy:
+    trainer = TrainerSettings(lr=lr, lr_supervised=2e-3, betas=(0.9, 0.95), dtype="float32")
     return Policy(model=MODEL, groups_per_batch=GROUPS, trainer=trainer)
 
 
@@ -68,7 +70,7 @@ def recipe() -> Recipe:
     split = held_out(GeneratedTasks("largest-of-three", question), count=60, fraction=0.1)
     return Recipe(
         name="two-policies",
-        policies={"solver": policy(), "verifier": policy()},
+        policies={"solver": policy(4e-4), "verifier": policy(8e-4)},
         workflow=SolveAndVerify(Exact(), words=("y", "n"), check=CHECK),
         tasks=split.train,
         pipeline=stages,
