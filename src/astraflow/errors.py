@@ -29,8 +29,8 @@ AstraFlowError
   Starved                  a state that the policy of the recipe can never leave; carries the counts
   EpisodeError             ends one episode, never the worker
     EpisodeTruncated         a turn was cut or a limit reached: no further turn, the episode ends as truncated
-    EpisodeOver              an agent was asked after its episode had ended
       SpawnRefused           no further agent: a limit of depth, children or agents was reached; may be caught
+    EpisodeOver              an agent was asked after its episode had ended
     EngineFailed             the engine could not answer: failed(infra)
     EnvFailed                the environment broke: failed(env)
     GraderFailed             the grader raised, hung or gave no number: failed(grader)
@@ -147,13 +147,13 @@ class EpisodeError(AstraFlowError): ...
 class EpisodeTruncated(EpisodeError): ...
 
 
+class SpawnRefused(EpisodeTruncated): ...
+
+
 class EpisodeOver(EpisodeError): ...
 
 
 class EngineFailed(EpisodeError): ...
-class SpawnRefused(EpisodeTruncated): ...
-
-
 
 
 class EnvFailed(EpisodeError): ...
