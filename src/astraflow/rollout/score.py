@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -52,6 +52,7 @@ def resolve(reward: Any, trajectories: Sequence[Trajectory], *, roles: Sequence[
             for turn in trajectory.turns
         )
         scored.append(msgspec.structs.replace(trajectory, turns=turns))
+    _require_spoke(by_role, trajectories)
     values = [turn.reward for each in scored for turn in each.turns if turn.reward is not None]
     mean = math.fsum(values) / len(values) if values else None
     return Scored(trajectories=tuple(scored), score=mean if episode is None else episode)
@@ -61,14 +62,17 @@ def _check_names(reward: Reward, trajectories: Sequence[Trajectory], roles: Sequ
     for role in reward.roles:
         if role not in roles:
             raise UnknownName(f"Reward names role {role!r}; the recipe's roles: {', '.join(sorted(roles))}")
-    spoke = {trajectory.role for trajectory in trajectories}
-    for role, value in reward.roles.items():
-        if value is not None and role not in spoke:
-            raise UnknownName(f"Reward gives role {role!r} {value!r}, but it never spoke in this episode; give it None")
     turns = {turn.index for trajectory in trajectories for turn in trajectory.turns}
     for index in (*reward.turns, *reward.baseline_keys):
         if index not in turns:
             raise UnknownName(f"Reward names turn {index!r}; the episode has turns {sorted(turns)}")
+
+
+def _require_spoke(by_role: Mapping[str, float | None], trajectories: Sequence[Trajectory]) -> None:
+    spoke = {trajectory.role for trajectory in trajectories}
+    for role, value in by_role.items():
+        if value is not None and role not in spoke:
+            raise UnknownName(f"Reward gives role {role!r} {value!r}, but it never spoke in this episode; give it None")
 
 
 def _number(what: str, value: Any) -> float | None:

@@ -106,12 +106,18 @@ def _one_value_per_set(words: list[str]) -> list[str]:
     return out
 
 
+LIKE = 0.6
+"""How much of a word must be right for a verb to be meant."""
+
+
 def _unknown(words: list[str]) -> str:
     import difflib
 
-    typed = " ".join(words[:2])
-    near = difflib.get_close_matches(typed, VERBS, n=1, cutoff=0.4) or difflib.get_close_matches(words[0], VERBS, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    def likeness(verb: str) -> float:
+        return difflib.SequenceMatcher(None, " ".join(words[: len(verb.split())]), verb).ratio()
+
+    nearest = max(VERBS, key=likeness)
+    hint = f"; did you mean {nearest!r}?" if likeness(nearest) >= LIKE else ";"
     return f"there is no verb {words[0]!r}{hint} 'astraflow --help' lists them"
 
 
