@@ -2,7 +2,7 @@
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
   $$p -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
-SEEDS ?= 2000
+SEEDS ?= 10000
 
 .PHONY: setup check test test-slow quickstart sim bench
 setup: .venv/.stamp

@@ -7,17 +7,22 @@ import logging
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 
 from astraflow.testing.simulator import simulate
 from astraflow.testing.simulator.edges import ALLOWED, Edge
 
+PROGRESS_SEEDS = 250
+"""So many between two lines of progress."""
 
-def main() -> int:
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Exit code. ``words``: the command line; None: this process's own."""
     arguments = argparse.ArgumentParser(prog="astraflow.testing.simulator")
     arguments.add_argument("--seeds", type=int, default=200, help="how many")
     arguments.add_argument("--first", type=int, default=0, help="the first one")
     arguments.add_argument("--seed", type=int, default=None, help="only this one")
-    given = arguments.parse_args()
+    given = arguments.parse_args(words)
     logging.disable(logging.CRITICAL)  # faults by the thousand are expected here
     seeds = range(given.first, given.first + given.seeds) if given.seed is None else [given.seed]
     began = time.monotonic()
@@ -30,10 +35,10 @@ def main() -> int:
         except Exception as error:  # noqa: BLE001 - one broken seed: the others tell how common it is
             failed.append(seed)
             _say(f"seed {seed} FAILED: {type(error).__name__}: {error}")
-            continue
-        faults.update(outcome.faults)
-        edges.update(outcome.edges)
-        if done % 100 == 0:
+        else:
+            faults.update(outcome.faults)
+            edges.update(outcome.edges)
+        if done % PROGRESS_SEEDS == 0:
             _say(f"{done} seeds, {len(failed)} failed, {time.monotonic() - began:.0f} s")
     report(faults, edges)
     _say(f"{len(seeds)} seeds, {len(failed)} failed {failed[:20]}, {time.monotonic() - began:.0f} s")
