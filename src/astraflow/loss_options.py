@@ -73,6 +73,8 @@ class LossSpec:
 
     switches: Mapping[str, str] = field(default_factory=dict)
     """Option → the one without which it has no effect: while that is None, 0 or "none"."""
+    by_proximal: Mapping[str, str] = field(default_factory=dict)
+    """Option → the one that leaves it nothing but p / prox to act on, while it is set; "" is always."""
 
     def without_effect(self, given: Mapping[str, object]) -> str | None:
         """What was given for nothing, in words, or None."""
@@ -80,6 +82,13 @@ class LossSpec:
             value = given.get(switch, self.options[switch].default)
             if option in given and value in (None, 0, "none"):
                 return f"{option} {given[option]!r} has no effect where {switch} is {value!r}"
+        return None
+
+    def without_proximal(self, given: Mapping[str, object]) -> str | None:
+        """What was given for nothing where no ``proximal_logprobs`` are supplied, so that prox is p; or None."""
+        for option, switch in self.by_proximal.items():
+            if option in given and (not switch or given.get(switch, self.options[switch].default)):
+                return f"{option} {given[option]!r} has no effect where a batch is one step: what it clips is always 1"
         return None
 
     def columns(self, given: Mapping[str, object]) -> dict[str, str]:
@@ -178,6 +187,7 @@ LOSSES: dict[str, LossSpec] = {
         },
         needs=_REFERENCE,
         switches=_SWITCHES,
+        by_proximal=dict.fromkeys(_clip(0.2, None), ""),
     ),
     "mis": LossSpec(
         options={
@@ -190,6 +200,7 @@ LOSSES: dict[str, LossSpec] = {
         },
         needs=_REFERENCE,
         switches=_SWITCHES,
+        by_proximal=dict.fromkeys(_clip(0.2, None), ""),
     ),
     "sft": LossSpec(options=_aggregation("token_mean")),
     "decoupled_ppo": LossSpec(
@@ -199,6 +210,7 @@ LOSSES: dict[str, LossSpec] = {
             "recompute": Choice(default=False, among=(False, True)),
             **_aggregation("token_mean"),
         },
+        by_proximal=dict.fromkeys(_clip(0.2, None), "recompute"),
     ),
     "m2po": LossSpec(options={"budget": Number(default=0.04, low=0), **_aggregation("token_mean")}),
     "topr": LossSpec(

@@ -38,13 +38,13 @@ class Penalty(NamedTuple):
 
 
 def estimate_kl(difference: Tensor, estimator: str) -> Tensor:
-    """Of ``difference`` = log p - log q. k3 is flat beyond ± ``MAX_LOG_RATIO``: exp of it would overflow (F41)."""
+    """Of ``difference`` = log p - log q. k3 is flat below - ``MAX_LOG_RATIO``: exp of it would overflow (F41)."""
     if estimator == "k1":
         return difference
     if estimator == "k2":
         return difference.square() / 2
     if estimator == "k3":
-        bounded = difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        bounded = difference.clamp(min=-MAX_LOG_RATIO)
         return torch.expm1(-bounded) + bounded
     raise ConfigError(f"KL estimator {estimator!r} is unknown; there are {', '.join(ESTIMATORS)}")
 

@@ -39,7 +39,7 @@ def sequence_lengths(inputs: LossInputs) -> Tensor:
 
 @torch.no_grad()
 def ratio_metrics(inputs: LossInputs, clipped: Tensor | None = None) -> dict[str, tuple[float, float]]:
-    """How far the tokens are from what sampled them; ``clipped`` bool [N]: those without a gradient for it."""
+    """How far the tokens are from what sampled them; ``clipped`` bool [N]: those on which the clip acts."""
     mask, count = inputs.mask, float(inputs.mask.sum())
     raw = outside_mask_zero(inputs.logprobs - inputs.behaviour_logprobs, mask)
     log_ratio = raw.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)

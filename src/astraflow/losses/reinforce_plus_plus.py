@@ -48,7 +48,9 @@ def reinforce_plus_plus(
     inputs = whole_batch(inputs, partial(prepare, kl=kl, kl_coefficient=kl_coefficient))
     left = 0.0 if kl.endswith("in_reward") else kl_coefficient  # what is in the reward is in the advantages by now
     clip = Clip.of(clip_low, clip_high)
-    return by_token(inputs, clip, kl=kl, kl_coefficient=left, aggregation=aggregation, constant=constant)
+    output = by_token(inputs, clip, kl=kl, kl_coefficient=left, aggregation=aggregation, constant=constant)
+    paid = apply_kl(inputs, kl=kl, kl_coefficient=kl_coefficient).metrics
+    return replace(output, metrics={**output.metrics, **paid})
 
 
 def _normalised(advantages: Tensor, mask: Tensor) -> Tensor:

@@ -23,8 +23,8 @@ FLAT_WATCH, FLAT_BROKEN = 0.5, 0.95
 """Share of groups without variance. Runs that learn go up to 0.8 as tasks are mastered, which costs samples and no
 correctness; beyond 0.95 one batch takes the episodes of twenty, and what is left is mostly the grader's noise."""
 CLIP_WATCH, CLIP_BROKEN = 0.1, 0.3
-"""Share of tokens without a gradient for the clip. Published runs clip 0.001 to 0.03; at 0.3 the batch is too stale, or
-the log-probs are not those of the policy that sampled."""
+"""Share of tokens on which the clip acts: most losses give them no gradient, cispo and sapo less of one. Published runs
+clip 0.001 to 0.03; at 0.3 the batch is too stale, or the log-probs are not those of the policy that sampled."""
 GAP_WATCH, GAP_BROKEN = 0.05, 0.2
 """Mean |log-prob of trainer - log-prob of engine| in nats, same weights. bf16 on both sides gives 0.005 to 0.03, fp32
 1e-5; 0.2 is a ratio of 1.22, outside PPO's clip range before anything was learnt: temperature, template or weights."""
@@ -241,7 +241,7 @@ def _clip(it: Symptoms) -> Finding:
     return Finding(
         name="clip",
         state=State.UNKNOWN if clipped is None else _above(clipped, CLIP_WATCH, CLIP_BROKEN),
-        found="the loss reports none" if clipped is None else f"{clipped:.1%} of trained tokens without a gradient",
+        found="the loss reports none" if clipped is None else f"{clipped:.1%} of trained tokens clipped",
         normal=f"below {CLIP_WATCH:.0%} (published runs: 0.1 % to 3 %)",
         advice="the policy moves too far from what sampled: lower lr or max_staleness, or a loss made for stale data "
         "(decoupled_ppo, m2po)",

@@ -58,6 +58,8 @@ class LossSettings:
                 "leave it out"
             )
         idle = LOSSES[self.name].without_effect(given)
+        if not idle and "proximal_logprobs" not in SUPPLIED:
+            idle = LOSSES[self.name].without_proximal(given)
         if idle:
             raise ConfigError(f"loss {self.name!r}: {idle}; leave it out")
         missing = {c: o for c, o in LOSSES[self.name].columns(given).items() if c not in SUPPLIED}

@@ -46,6 +46,8 @@ def test_f44_k3_is_never_negative_and_never_overflows() -> None:
     assert bool((found >= 0).all()) and bool(found.isfinite().all())
     assert d.grad is not None and bool(d.grad.isfinite().all())
     assert d.grad[0] == 0, "beyond the clamp it is flat, not of the wrong sign"
+    assert float(found[4000].detach()) == pytest.approx(99.0)
+    assert d.grad[4000] == 1, "far above the reference it still pulls"
 
 
 def test_to_the_end_is_by_sequence_whatever_the_order() -> None:

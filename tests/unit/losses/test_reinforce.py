@@ -88,6 +88,9 @@ def test_reinforce_plus_plus_takes_the_kl_off_before_it_normalises() -> None:
     second = replace(first, reference_logprobs=torch.tensor([-1.5, -1.0], dtype=torch.float64))
     found = prepare(second, kl_coefficient=1.0).advantages.tolist()
     assert found == pytest.approx([-math.sqrt(0.5), math.sqrt(0.5)], abs=1e-5), ".5 and 1"
+    out = reinforce_plus_plus(second, kl_coefficient=1.0)
+    assert out.metrics["loss/reference_kl"] == pytest.approx((0.5, 2.0)), "what is in the reward is shown too"
+    assert "loss/reference_kl" not in reinforce_plus_plus(second).metrics
 
 
 # ── between engine and trainer ──

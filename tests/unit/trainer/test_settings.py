@@ -64,6 +64,12 @@ def test_f43_bounds_of_the_clip_and_f97_names_of_options(options: dict[str, Any]
             {"name": "ppo", "options": {"value_clip": 0.2}},
             "value_clip 0.2 has no effect where value_coefficient is 0.0",
         ),
+        ({"name": "tis", "clip_low": 0.1}, "'tis': clip_low 0.1 has no effect where a batch is one step"),
+        ({"name": "mis", "clip_high": 0.3}, "'mis': clip_high 0.3 has no effect where a batch is one step"),
+        (
+            {"name": "decoupled_ppo", "clip_low": 0.1, "options": {"recompute": True}},
+            "clip_low 0.1 has no effect where a batch is one step: what it clips is always 1",
+        ),
     ],
 )
 def test_f98_options_without_effect_name_what_switches_them_on(settings: dict[str, Any], words: str) -> None:
@@ -71,6 +77,8 @@ def test_f98_options_without_effect_name_what_switches_them_on(settings: dict[st
         LossSettings(**settings)
     LossSettings(options={"kl": "k2_in_loss", "kl_coefficient": 0.1})
     LossSettings(name="rloo", clip_low=0.1, options={"ratio": "sequence"})
+    LossSettings(name="decoupled_ppo", clip_low=0.1)
+    LossSettings(name="decoupled_ppo", clip_low=0.1, options={"recompute": False})
 
 
 def test_a_loss_is_called_with_what_was_given() -> None:
