@@ -151,6 +151,14 @@ class Credit(Protocol):
 
 
 @runtime_checkable
+class Narrows(Protocol):
+    """A Credit may also be one: fewer units count in it. Whoever works on its advantages leaves the others at 0."""
+
+    def narrowed(self, units: UnitTable) -> UnitTable:
+        """The same units, of which those count that this Credit compares."""
+
+
+@runtime_checkable
 class Keep(Protocol):
     def verdict(self, summary: GroupSummary, advantages: Array) -> str | None:
         """None: keep. Else the reason, which is also the metric's name."""

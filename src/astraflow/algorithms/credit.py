@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from astraflow.algorithms.base import Credit, UnitTable
+from astraflow.algorithms.base import Credit, Narrows, UnitTable
 from astraflow.algorithms.moments import EPS, mean, normalised, scale_of, to_float32
 from astraflow.errors import ConfigError
 from astraflow.types import Array
@@ -101,7 +101,11 @@ class Whitened:
 
     def batch(self, units: Sequence[UnitTable], advantages: Sequence[Array]) -> list[Array]:
         inner = self.credit.batch(units, advantages)
-        return _normalised_together(units, inner, by_tokens=self.over == "tokens")
+        counted = [self.narrowed(each) for each in units]
+        return _normalised_together(counted, inner, by_tokens=self.over == "tokens")
+
+    def narrowed(self, units: UnitTable) -> UnitTable:
+        return narrowed(self.credit, units)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,10 +125,19 @@ class PerTask:
         found = self.credit.batch(units, advantages)
         for dataset in sorted({each.dataset for each in units}):
             places = [n for n, each in enumerate(units) if each.dataset == dataset]
-            mine = _normalised_together([units[n] for n in places], [found[n] for n in places], by_tokens=True)
+            counted = [self.narrowed(units[n]) for n in places]
+            mine = _normalised_together(counted, [found[n] for n in places], by_tokens=True)
             for n, answer in zip(places, mine, strict=True):
                 found[n] = answer
         return found
+
+    def narrowed(self, units: UnitTable) -> UnitTable:
+        return narrowed(self.credit, units)
+
+
+def narrowed(credit: Credit, units: UnitTable) -> UnitTable:
+    """The units as ``credit`` compares them."""
+    return credit.narrowed(units) if isinstance(credit, Narrows) else units
 
 
 def by_key(units: UnitTable, keys: Sequence[str], of_key: Credited) -> Array:

@@ -14,6 +14,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from astraflow.algorithms.base import Credit, UnitTable
+from astraflow.algorithms.credit import narrowed
 from astraflow.algorithms.credit_agents import to_go
 from astraflow.errors import ConfigError
 from astraflow.types import Array
@@ -46,6 +47,9 @@ class Shaped:
 
     def batch(self, units: Sequence[UnitTable], advantages: Sequence[Array]) -> list[Array]:
         return self.credit.batch([self._of(each) for each in units], advantages)
+
+    def narrowed(self, units: UnitTable) -> UnitTable:
+        return narrowed(self.credit, self._of(units))
 
     def _of(self, units: UnitTable) -> UnitTable:
         for shape in self.shapes:

@@ -7,6 +7,7 @@ Lengths come from the units; content and form from features that the worker comp
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 
@@ -36,7 +37,8 @@ class MinCompleted:
 
     def verdict(self, summary: GroupSummary, advantages: Array) -> str | None:
         completed = sum(outcome is Outcome.COMPLETED for outcome in summary.outcomes)
-        return FEW_COMPLETED if completed < self.share * summary.size else None
+        needed = Fraction(str(self.share)) * summary.size  # in exact decimals: 0.28 of 25 is 7 (F63)
+        return FEW_COMPLETED if completed < needed else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from astraflow.algorithms.base import Credit, GroupSummary, UnitTable
+from astraflow.algorithms.credit import narrowed
 from astraflow.algorithms.moments import mean, scale_of
 from astraflow.errors import ConfigError
 from astraflow.types import Array
@@ -60,6 +61,9 @@ class OfSubset:
 
     def batch(self, units: Sequence[UnitTable], advantages: Sequence[Array]) -> list[Array]:
         return self.credit.batch([self._of(each) for each in units], advantages)
+
+    def narrowed(self, units: UnitTable) -> UnitTable:
+        return narrowed(self.credit, self._of(units))
 
     def _of(self, units: UnitTable) -> UnitTable:
         chosen = self.subset.chosen(units)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import floor
 
-from astraflow.algorithms.base import ReadyGroup
+from astraflow.algorithms.base import ReadyGroup, Replay, Select
 from astraflow.errors import ConfigError
 
 
@@ -51,10 +51,22 @@ class Fifo:
 
 def replay_count(batch: int, fraction: float | str | Fraction) -> int:
     """Groups of a batch that are replayed: ``batch × fraction``, half up, in exact decimals (F63: 100 × 0.29 is 29)."""
-    exact = fraction if isinstance(fraction, Fraction) else Fraction(str(fraction))
+    try:
+        exact = fraction if isinstance(fraction, Fraction) else Fraction(str(fraction))
+    except (ValueError, ZeroDivisionError):
+        raise ConfigError(f"replay fraction must be a number in [0, 1), found {fraction!r}") from None
     if not 0 <= exact < 1:
         raise ConfigError(f"replay fraction must be in [0, 1), found {fraction}")
     return floor(batch * exact + Fraction(1, 2))
+
+
+def refuse_replay(who: str, select: Select) -> None:
+    """Only the outermost Select is asked for what is to be replayed: one inside another would never replay."""
+    if isinstance(select, Replay):
+        raise ConfigError(
+            f"{who}.select must not replay by itself, {type(select).__name__} inside it would never be asked to; "
+            f"put {type(select).__name__} around the others"
+        )
 
 
 def _by_deadline(ready: Sequence[ReadyGroup]) -> list[tuple[int, int, ReadyGroup]]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from astraflow.algorithms.base import ReadyGroup, Select, State, Stateful
-from astraflow.algorithms.select import replay_count
+from astraflow.algorithms.select import refuse_replay, replay_count
 
 
 class WithSupervised:
@@ -19,6 +19,7 @@ class WithSupervised:
 
     def __init__(self, select: Select, *, share: float | str | Fraction) -> None:
         replay_count(1, share)
+        refuse_replay("WithSupervised", select)
         self._select = select
         self._share = share
 

@@ -12,11 +12,13 @@ from fractions import Fraction
 import numpy as np
 
 from astraflow.algorithms.base import ReadyGroup, Select, State, Stateful, StoredGroup
-from astraflow.algorithms.select import replay_count
+from astraflow.algorithms.select import refuse_replay, replay_count
 from astraflow.errors import ConfigError
 from astraflow.types import Array
 
 ORDERS = ("latest", "uniform", "prioritised")
+LAST = -1e9
+"""Log-weight of groups without any advantage. Not -inf: among them the noise still decides."""
 
 
 class WithReplay:
@@ -27,7 +29,7 @@ class WithReplay:
     uniform       without replacement
     prioritised   without replacement, weight |advantage|^strength x decay^age (after prioritised experience replay,
                   Schaul et al. 2015, arXiv 1511.05952; without its importance weights, as advantages of a group are
-                  relative to each other). Groups whose advantages are all 0 come last
+                  relative to each other). With strength > 0, groups whose advantages are all 0 come last
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class WithReplay:
     ) -> None:
         """``replays``: how often one group may come again; None: until it is too old."""
         replay_count(1, ratio)
+        refuse_replay("WithReplay", select)
         if order not in ORDERS:
             raise ConfigError(f"WithReplay.order must be one of {', '.join(ORDERS)}, found {order!r}")
         if replays is not None and replays < 1:
@@ -107,6 +110,7 @@ class WithReplay:
     def _log_weights(self, stored: list[StoredGroup]) -> Array:
         advantage = np.array([each.advantage for each in stored], np.float64)
         age = np.array([each.age for each in stored], np.float64)
-        # Not -inf: among groups without any advantage the noise still decides.
-        size = np.log(np.maximum(advantage, 1e-300))
-        return np.asarray(self._strength * size + age * np.log(self._decay))
+        size = self._strength * np.log(np.maximum(advantage, 1e-300))
+        if self._strength > 0:
+            size[advantage == 0] = LAST
+        return np.asarray(size + age * np.log(self._decay))

@@ -139,6 +139,22 @@ def test_no_longer_counted_units_are_not_in_the_batchs_statistics():
     np.testing.assert_allclose(np.concatenate(found), [-0.7071, 0, 0.7071], atol=1e-4)
 
 
+@pytest.mark.parametrize("around", [Whitened, PerTask])
+def test_nor_where_the_statistics_are_around_the_shapes(around):
+    """1 has no score without its role: it stays at 0, in no statistics; .5 and 2.5 are 1.4142 apart from each other."""
+    units = [
+        scores(replace(table([1, 1]), tokens=np.array([1, 7])), [1, 0], [0.5, np.nan]),
+        scores(table([1]), [3], [0.5]),
+    ]
+    units[1] = replace(units[1], tokens=np.array([1]))
+    for credit in (
+        around(credit=Shaped(shapes=(Difference(),), credit=Returns())),
+        around(credit=around(credit=Shaped(shapes=(Difference(),), credit=Returns()))),
+    ):
+        found = credit.batch(units, [credit.group(each) for each in units])
+        np.testing.assert_allclose(np.concatenate(found), [-0.7071, 0, 0.7071], atol=1e-4)
+
+
 # ── over the batch ──
 
 

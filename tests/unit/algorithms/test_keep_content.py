@@ -63,6 +63,14 @@ def test_a_group_needs_its_share_of_completed_members(outcomes, share, reason):
     assert MinCompleted(share=share).verdict(group, NONE) == reason
 
 
+def test_f63_the_share_of_completed_members_is_exact():
+    """25 x 0.28 is 7.000000000000001 in binary floats: 7 of 25 are enough all the same."""
+    for completed, reason in ((7, None), (6, "few_completed")):
+        outcomes = (DONE,) * completed + (CUT,) * (25 - completed)
+        group = replace(summary(table([1.0] * 25)), outcomes=outcomes, size=25)
+        assert MinCompleted(share=0.28).verdict(group, NONE) == reason
+
+
 @pytest.mark.parametrize(
     ("rewards", "reason"),
     [

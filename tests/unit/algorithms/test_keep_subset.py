@@ -80,6 +80,8 @@ def test_or_are_out_of_it_as_in_the_paper():
     whitened = OfSubset(subset=MaxVariance(keep=2), credit=Whitened(credit=GroupMean(std=False)))
     first = whitened.group(units)
     np.testing.assert_allclose(whitened.batch([units], [first])[0], [-0.7071, 0, 0, 0.7071], atol=1e-4)
+    around = Whitened(credit=OfSubset(subset=MaxVariance(keep=2), credit=GroupMean(std=False)))
+    assert around.batch([units], [first])[0].tolist() == whitened.batch([units], [first])[0].tolist()
 
 
 def test_a_small_group_stays_whole():

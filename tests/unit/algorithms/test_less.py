@@ -45,6 +45,12 @@ def test_the_largest_fraction_is_chosen_and_comes_once_an_epoch():
     assert less(fraction=1.0).size == 5
 
 
+def test_f63_the_fraction_is_exact():
+    """100 x 0.07 is 7.000000000000001 in binary floats."""
+    hundred = rows("t", [(float(n), 1.0) for n in range(100)])
+    assert [less(hundred, fraction=each).size for each in (0.07, 0.14, 0.29, 0.55, 0.075)] == [7, 14, 29, 55, 8]
+
+
 def test_of_several_held_out_datasets_the_largest_influence_counts():
     two = [np.array([[[1.0, 0.0]], [[0.0, 1.0]]]), ["a", "b"]]
     gradients = np.array([[[1.0, 0.0]], [[0.0, 2.0]], [[-1.0, -1.0]]])

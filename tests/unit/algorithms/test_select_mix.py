@@ -63,10 +63,15 @@ def test_full_or_nothing_and_never_less_supervised_than_could_be(text, need, sha
 
 def test_conformance():
     check_algorithm(lambda: WithSupervised(EarliestDeadline(window=6), share=0.3))
-    check_algorithm(lambda: WithSupervised(WithReplay(Fifo(), ratio=0.3, order="uniform"), share=0.3))
     check_algorithm(lambda: WithReplay(WithSupervised(Fifo(), share=0.3), ratio=0.3, order="uniform"))
 
 
-def test_a_share_out_of_range_is_refused():
-    with pytest.raises(ConfigError, match=r"must be in \[0, 1\), found 1"):
-        WithSupervised(Fifo(), share=1)
+@pytest.mark.parametrize("share", [1, -0.1, float("nan"), float("inf"), "a third", "1/0"])
+def test_a_share_out_of_range_is_refused(share):
+    with pytest.raises(ConfigError, match=r"in \[0, 1\), found '?" + str(share)):
+        WithSupervised(Fifo(), share=share)
+
+
+def test_f98_replay_inside_it_would_never_replay():
+    with pytest.raises(ConfigError, match="WithReplay inside it would never be asked to; put WithReplay around"):
+        WithSupervised(WithReplay(Fifo(), ratio=0.3), share=0.3)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from astraflow.algorithms.base import ReadyGroup, Replay, Select, StoredGroup
 from astraflow.algorithms.select import EarliestDeadline, Fifo
+from astraflow.algorithms.select_mix import WithSupervised
 from astraflow.algorithms.select_replay import ORDERS, WithReplay
 from astraflow.errors import ConfigError
 from astraflow.testing.check_algorithm import check_algorithm
@@ -27,6 +28,23 @@ def stored(*groups: int, age: int = 1, uses: int = 1, advantage: float = 1.0) ->
 
 def replay(ratio=0.5, **more) -> WithReplay:
     return WithReplay(Fifo(), ratio=ratio, **more)
+
+
+class Turns:
+    """Counts its answers."""
+
+    def __init__(self):
+        self.turns = 0
+
+    def pick(self, ready, *, need, oldest_open):
+        self.turns += 1
+        return Fifo().pick(ready, need=need, oldest_open=oldest_open)
+
+    def state_dict(self):
+        return {"turns": self.turns}
+
+    def load_state_dict(self, state):
+        self.turns = state["turns"]
 
 
 def pick(select, fresh, again, need=4, oldest_open=None):
@@ -162,12 +180,27 @@ def test_its_draws_survive_a_restart(order):
 
 
 def test_the_state_of_the_inner_choice_is_kept_with_it():
-    inner = WithReplay(Fifo(), ratio=0.5, order="uniform")
-    outer = WithReplay(inner, ratio=0.5)
+    inner = Turns()
+    outer = WithReplay(WithSupervised(inner, share=0), ratio=0.5)
+    pick(outer, ready(1, 2, 3, 4), [])
     state = outer.state_dict()
-    assert state["select"] == inner.state_dict()
-    outer.load_state_dict({**state, "select": {**state["select"], "draws": 5}})
-    assert inner.state_dict()["draws"] == 5
+    assert state["select"] == {"select": {"turns": 1}}
+    outer.load_state_dict({**state, "select": {"select": {"turns": 5}}})
+    assert inner.turns == 5
+
+
+def test_f98_replay_inside_replay_would_never_replay():
+    with pytest.raises(ConfigError, match=r"WithReplay\.select must not replay by itself"):
+        WithReplay(replay(), ratio=0.5)
+
+
+@pytest.mark.parametrize("strength", [1.0, 0.01])
+def test_groups_without_any_advantage_come_last_however_small_the_strength(strength):
+    for seed in range(30):
+        select = replay(order="prioritised", strength=strength, seed=seed)
+        useful = StoredGroup(group=9, age=3, arrival=9, uses=1, advantage=1e-3)
+        _, again = pick(select, ready(1, 2, 3), [*stored(10, 11, 12, advantage=0.0), useful], need=2)
+        assert again == [9]
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,8 @@ def test_known_are_all_that_answer_the_question() -> None:
         ("curate", "Greso(p=0.3)", r"there is no option 'p'; known: tasks, group_size, seed"),
         ("curate", "Greso(0.3)", "options are name=value with plain Python values"),
         ("curate", "Greso(p_easy=open('x'))", "options are name=value with plain Python values"),
+        ("curate", "Greso(**{'p_easy': 0.3})", "options are name=value with plain Python values"),
+        ("curate", "Greso(p_easy=0.3)(seed=2)", "options are name=value with plain Python values"),
         ("curate", "Greso(p_easy=", "must be a name"),
         ("curate", "Greso(p_easy=2)", r"Greso.p_easy must be in \[0, 1\], found 2"),
         ("curate", "Mixture(weights=[1])", r"--curate Mixture\(weights=\[1\]\) needs parts"),

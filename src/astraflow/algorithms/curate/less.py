@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 from math import ceil
 
 import numpy as np
@@ -88,7 +89,8 @@ class Influential:
         weights = _rates(rates, gradients.shape[1])
         datasets = [held_out.task(place).dataset for place in range(held)]
         self.influence = influence(gradients, goals, datasets, weights)
-        self._places = np.argsort(-self.influence, kind="stable")[: max(1, ceil(count * fraction))].tolist()
+        chosen = ceil(count * Fraction(str(fraction)))  # in exact decimals: 0.07 of 100 is 7 (F63)
+        self._places = np.argsort(-self.influence, kind="stable")[:chosen].tolist()
         self._digest = combined("less", tasks.digest(), held_out.digest(), feature, fraction, weights.tolist())
 
     @property

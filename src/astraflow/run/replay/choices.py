@@ -101,8 +101,9 @@ def _options(question: str, text: str, arguments: str | None) -> dict[str, Any]:
         return {}
     try:
         call = ast.parse(f"f{arguments}", mode="eval").body
-        assert isinstance(call, ast.Call) and not call.args
-        return {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg}
+        assert isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.args
+        assert all(keyword.arg for keyword in call.keywords), "no **mapping"
+        return {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
     except (SyntaxError, ValueError, AssertionError) as error:
         raise ConfigError(
             f"--{question} {text!r}: options are name=value with plain Python values, for example (p_easy=0.3)"
