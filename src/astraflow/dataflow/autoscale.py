@@ -1,7 +1,7 @@
-"""How many rollout workers a run should have: one pure function, the control law of AstraFlow.
+"""How many rollout workers a run should have: one pure function, AstraFlow's control law.
 
 With G workers, the trainer's share of time that it waits for data w, and the rates at which episodes are consumed and
-could be produced (AstraFlow, 2025, section on elastic rollout; thresholds are its defaults, here settings):
+could be produced (AstraFlow, arXiv 2605.15565, on elastic rollout; thresholds are its defaults, here settings):
 
     w > 0.10                          →  ⌈G / (1 − w)⌉                          the trainer starves: grow
     w < 0.05, produced > consumed > 0 →  min(G, ⌈1.1 · G · consumed / produced⌉)  workers idle: shrink

@@ -11,9 +11,10 @@ import os
 import re
 import shlex
 import string
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from astraflow.errors import ConfigError, RunFailed
 from astraflow.run.child import Child, ChildSpec, shared_cores
@@ -99,19 +100,16 @@ class Commands:
             raise ConfigError("--start must hold {name}: it is how a worker is known later")
         self._fields = dict(fields)
         self._environment = {**os.environ, **({ENVIRONMENT: token} if token else {})}
-        self._stopped: list[str] = []
 
     async def start(self, name: str) -> None:
         await self._run(self._start, name)
 
     async def stop(self, name: str) -> None:
         await self._run(self._stop, name)
-        self._stopped.append(name)
 
     def ended(self) -> Sequence[str]:
-        """Of a worker that died somewhere else only dataflow hears."""
-        found, self._stopped = self._stopped, []
-        return found
+        """Of a worker that ends somewhere else only dataflow hears; who is told to stop still plays to his end."""
+        return ()
 
     async def close(self) -> None:
         return
@@ -119,26 +117,32 @@ class Commands:
     async def _run(self, words: Sequence[str], name: str) -> None:
         values = {**self._fields, "name": name}
         command = [word.format_map(values) for word in words]
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.PIPE,
-                env=self._environment,
-            )
-        except OSError as error:
-            raise RunFailed(f"{shlex.join(command)} could not be run: {error}") from error
-        try:
-            async with asyncio.timeout(COMMAND_S):
-                _, errors = await process.communicate()
-        except TimeoutError as error:
-            process.kill()
-            await process.wait()
-            raise RunFailed(f"{shlex.join(command)} did not end within {COMMAND_S:g} s") from error
-        if process.returncode:
-            last = errors.decode("utf-8", "replace").strip().splitlines()[-1:] or ["it said nothing"]
-            raise RunFailed(f"{shlex.join(command)} ended with {process.returncode}: {last[0][:300]}")
+        # A file, not a pipe: a worker that the command leaves behind would hold a pipe open.
+        with tempfile.TemporaryFile() as errors:
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *command,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.DEVNULL,
+                    stderr=errors,
+                    env=self._environment,
+                )
+            except OSError as error:
+                raise RunFailed(f"{shlex.join(command)} could not be run: {error}") from error
+            try:
+                async with asyncio.timeout(COMMAND_S):
+                    code = await process.wait()
+            except TimeoutError as error:
+                process.kill()
+                await process.wait()
+                raise RunFailed(f"{shlex.join(command)} did not end within {COMMAND_S:g} s") from error
+            if code:
+                raise RunFailed(f"{shlex.join(command)} ended with {code}: {_last_line(errors)[:300]}")
+
+
+def _last_line(said: BinaryIO) -> str:
+    said.seek(max(0, said.seek(0, os.SEEK_END) - 4096))
+    return (said.read().decode("utf-8", "replace").strip().splitlines() or ["it said nothing"])[-1]
 
 
 def _words(template: str, flag: str) -> list[str]:

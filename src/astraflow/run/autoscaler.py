@@ -136,7 +136,7 @@ class Autoscaler:
         late = [name for name, since in fleet.starting.items() if now - since >= self._settings.start_s]
         for name in late:
             del fleet.starting[name]
-            await self._actuator.stop(name)
+            await self._stop(name)
         self._fail(late, f"did not serve within {self._settings.start_s:g} s")
         wanted = steps(pool, fleet)
         if wanted.start or wanted.stop:
@@ -144,15 +144,24 @@ class Autoscaler:
         for _ in range(wanted.start):
             await self._start(pool)
         for name in wanted.stop:
-            fleet.serving.remove(name)
-            fleet.stopping.add(name)
-            await self._actuator.stop(name)
+            if await self._stop(name):
+                fleet.serving.remove(name)
+                fleet.stopping.add(name)
 
     async def _start(self, pool: PoolReply) -> None:
         name = names_from(self._settings.prefix, [*self._named, *(each.name for each in pool.workers)])
         self._named.append(name)
         self.fleet.starting[name] = self._clock.monotonic()
         await self._actuator.start(name)
+
+    async def _stop(self, name: str) -> bool:
+        """Whether that could be begun; if not, the worker is as it was, and the next turn may try again."""
+        try:
+            await self._actuator.stop(name)
+        except RunFailed as error:  # it has just ended by itself, or whoever stops workers is busy
+            log.warning("stop_failed name=%s error=%s", name, error)
+            return False
+        return True
 
     def _fail(self, names: Sequence[str], why: str) -> None:
         for name in names:

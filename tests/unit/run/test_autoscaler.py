@@ -209,8 +209,40 @@ def test_commands_get_their_fields_as_one_word_and_the_token_by_environment(tmp_
     actuator = commands(f"{WRITE} {out} '{{name}} of {{run}} at {{url}}'")
     asyncio.run(actuator.start("auto-0; rm -rf x"))
     assert out.read_text() == "auto-0; rm -rf x of /runs/a b at http://x:1 secret-token"
-    asyncio.run(actuator.stop("auto-0"))
-    assert actuator.ended() == ["auto-0"] and actuator.ended() == []
+
+
+def test_a_worker_that_a_command_stopped_is_leaving_until_dataflow_says_that_it_left() -> None:
+    """It hands back what it holds, which may take a minute: nobody else is stopped in its place meanwhile."""
+
+    async def scenario() -> None:
+        actuator = commands("true {name}")
+        auto = Autoscaler(None, actuator, SETTINGS)  # type: ignore[arg-type]
+        four = ("auto-0", "auto-1", "auto-2", "auto-3")
+        for _ in range(3):
+            await auto.turn(pool("shrink", 3, *four))
+        assert auto.fleet == Fleet(serving=list(four[:3]), stopping={"auto-3"})
+        await auto.turn(pool("hold", 3, *four[:3]))
+        assert auto.fleet == Fleet(serving=list(four[:3]))
+
+    asyncio.run(scenario())
+
+
+def test_a_stop_that_fails_is_tried_again_and_ends_nothing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        gate = tmp_path / "gate"
+        auto = Autoscaler(None, commands("true {name}", f"cat {gate}"), SETTINGS)  # type: ignore[arg-type]
+        await auto.turn(pool("shrink", 1, "auto-0", "auto-1"))
+        assert auto.fleet == Fleet(serving=["auto-0", "auto-1"])
+        gate.touch()
+        await auto.turn(pool("shrink", 1, "auto-0", "auto-1"))
+        assert auto.fleet == Fleet(serving=["auto-0"], stopping={"auto-1"})
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_that_a_command_leaves_behind_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("astraflow.run.actuators.COMMAND_S", 5.0)
+    asyncio.run(commands("sh -c 'sleep 8 & exit 0' {name}").start("auto-0"))
 
 
 def test_commands_that_fail_say_why(tmp_path: Path) -> None:
