@@ -94,7 +94,8 @@ class PolicyEndpoint:
     def _policy(self, request: web.Request) -> ServedPolicy:
         if self._token is not None:
             scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-            if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self._token.encode()):
+            sent = given.strip().encode("utf-8", "surrogateescape")
+            if scheme.lower() != "bearer" or not hmac.compare_digest(sent, self._token.encode()):
                 raise Unauthorised(
                     "a policy is served to workers of its run only: the worker token is missing or wrong"
                 )

@@ -91,6 +91,18 @@ def test_errors_of_the_engine_keep_their_class() -> None:
     asyncio.run(main())
 
 
+def test_f96_bytes_that_are_no_text_are_a_wrong_token() -> None:
+    async def main() -> None:
+        async with serving(await fake()) as endpoint:
+            host, port = endpoint.url.removeprefix("http://").split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(f"GET {PATH}/p HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ".encode() + b"\xff\r\n\r\n")
+            assert b" 401 " in await reader.readline()
+            writer.close()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("token", [None, "", "another-token", TOKEN + "x"])
 def test_f96_only_workers_of_the_run_may_ask(token: str | None) -> None:
     async def main() -> None:
