@@ -215,6 +215,7 @@ def test_only_the_owner_collects_and_only_what_is_old_and_unwanted(tmp_path: Pat
         clock.advance(29)
         assert await owner.collect({files[0].sha256, files[1].sha256}) == 0
         clock.advance(1)
+        assert await owner.collect({files[0].sha256, files[1].sha256}, spare_s=1.0) == 0
         assert await owner.collect({files[0].sha256}) == 1
         assert [await reader.has(file.sha256) for file in files] == [True, True, False]
         clock.advance(31)

@@ -10,6 +10,7 @@ import pytest
 
 from astraflow.testing.check_store import check_store, content, write
 from astraflow.weights.store import DirStore, HttpStore
+from astraflow.wire import serve_blobs
 from astraflow.wire.calls import Role
 from astraflow.wire.client import HttpDataflow
 from astraflow.wire.rate import ByteRate
@@ -105,5 +106,26 @@ def test_a_very_slow_line_is_no_silence(tmp_path: Path, end: str, monkeypatch: p
                 await HttpStore(client.weights).get(file, tmp_path / "b")
                 assert asyncio.get_running_loop().time() - began >= 2.0
             assert (tmp_path / "b").read_bytes() == content(50_000)
+
+    run(scenario)
+
+
+def test_who_takes_nothing_makes_room_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve_blobs, "READERS", 1)
+    monkeypatch.setattr(serve_blobs, "IDLE_S", 0.3)
+
+    async def scenario() -> None:
+        async with served(tmp_path / "s", rate=ByteRate(FAST)) as (trainer, worker, server, tokens):
+            data = content(32 << 20)
+            file = await trainer.put(write(tmp_path, "a.safetensors", data))
+            host, port = server.url.removeprefix("http://").split(":")
+            reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 10)
+            head = f"GET /v1/weights/{file.sha256} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {tokens.worker}\r\n\r\n"
+            writer.write(head.encode())
+            assert b"200" in await reader.readline()
+            async with asyncio.timeout(20):
+                await worker.get(file, tmp_path / "b")
+            assert (tmp_path / "b").read_bytes() == data
+            writer.close()
 
     run(scenario)

@@ -204,6 +204,23 @@ def test_collect_keeps_what_is_named_and_what_is_young(tmp_path: Path) -> None:
     run(scenario)
 
 
+def test_collect_spares_the_first_files_of_a_version_that_is_still_being_stored(tmp_path: Path) -> None:
+    """Eight shards over a slow line take longer than the grace of the first one."""
+
+    async def scenario() -> None:
+        clock = ManualClock()
+        store = DirStore(tmp_path / "s", grace_s=30.0, clock=clock)
+        first = await store.put(write(tmp_path, "1.safetensors", content(100)))
+        began = clock.monotonic()
+        for _ in range(10):
+            assert await store.collect((), spare_s=clock.monotonic() - began) == 0
+            clock.advance(20)
+        assert await store.has(first.sha256)
+        assert await store.collect(()) == 1
+
+    run(scenario)
+
+
 # ── over HTTP ──
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -22,6 +22,9 @@ Load = Callable[[Manifest, Sequence[Path]], Awaitable[None]]
 class Files(Protocol):
     async def fetch(self, manifest: Manifest) -> Sequence[Path]:
         """Verified files of a version, on this machine's disk."""
+
+    def kept(self, manifest: Manifest) -> AbstractContextManager[None]:
+        """Meanwhile they stay there."""
 
 
 class Follower(Protocol):
@@ -92,7 +95,8 @@ class ServedPolicy:
                 self.subscriber.offer(manifest)
                 await self.subscriber.until_loaded(manifest.serial, deadline_s=deadline_s)
             if not self._holds(version) and self.engine.info().versions_held > 1:
-                await self._load(manifest, await self.subscriber.cache.fetch(manifest))
+                with self.subscriber.cache.kept(manifest):  # the newest may be loaded, and the cache trimmed, meanwhile
+                    await self._load(manifest, await self.subscriber.cache.fetch(manifest))
         except (AstraFlowError, OSError) as error:
             raise EngineFailed(f"{self.policy}: version {version} cannot be loaded here: {error}") from error
         if not self._holds(version):

@@ -12,8 +12,9 @@ from contextlib import asynccontextmanager
 
 from astraflow.dataflow.local import LocalDataflow
 from astraflow.dataflow.service import DataflowService
-from astraflow.errors import Unavailable
+from astraflow.errors import AstraFlowError
 from astraflow.observe.metrics import Registry
+from astraflow.observe.waits import Wait
 from astraflow.run.child import LIFELINE
 from astraflow.run.config import Resolved
 from astraflow.run.initial import read_initial
@@ -107,13 +108,22 @@ async def _collect(service: DataflowService, stores: Sequence[WeightStore], alwa
     """Delete weight files that nothing needs any more; version 0 stays."""
     while True:
         await asyncio.sleep(COLLECT_S)
+        spare_s = publishing_s(await service.status())
         live = (*always, *await service.live_manifests())
         keep = {file.sha256 for manifest in live for file in manifest.stored}
         for store in stores:
             try:
-                await store.collect(keep)
-            except Unavailable as error:  # a bucket out of reach is tidied another time; nothing waits for it
+                await store.collect(keep, spare_s=spare_s)
+            except (AstraFlowError, OSError) as error:
+                # Out of reach, or credentials that have run out: it is tidied another time; nothing waits for it.
                 log.warning("collect_failed error=%s", error)
+
+
+def publishing_s(status: StatusReply) -> float:
+    """For how long, at most, a living trainer has been storing a version that no manifest names yet."""
+    busy = (Wait.PUBLISH.value, Wait.COMMIT.value)
+    alive = [each for each in status.components if each.state == "alive" and each.report.doing in busy]
+    return max((each.report.since_s + each.heard_s for each in alive), default=0.0)
 
 
 async def _until_over(service: DataflowService, registry: Registry, stop: asyncio.Event) -> int:

@@ -39,7 +39,7 @@ class MemoryStore:
     async def has(self, sha256: str) -> bool:
         return sha256 in self.files
 
-    async def collect(self, keep: Collection[str]) -> int:
+    async def collect(self, keep: Collection[str], *, spare_s: float = 0.0) -> int:
         unwanted = set(self.files) - set(keep)
         for sha256 in unwanted:
             del self.files[sha256]

@@ -13,12 +13,13 @@ import contextlib
 import logging
 import os
 import shutil
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
-from astraflow.errors import AstraFlowError, ConfigError, DigestMismatch, NotFound, WeightsRefused
+from astraflow.errors import ConfigError, DigestMismatch, NotFound, WeightsRefused
 from astraflow.types import Manifest, WeightFile
 from astraflow.weights.digest import digest_files
 from astraflow.weights.manifest import weight_files_in
@@ -45,6 +46,7 @@ class Cache:
         self._held: dict[str, list[Path]] = {}
         """Full weights that are here and were verified, by digest: a delta may start from them."""
         self._keep = keep
+        self._in_use: Counter[str] = Counter()
         self._lock = asyncio.Lock()
         self.downloaded_bytes = 0
         self.counts = {"full": 0, "delta": 0, "fallback": 0}
@@ -67,11 +69,11 @@ class Cache:
     async def _fetch(self, manifest: Manifest) -> list[Path]:
         """By the cheapest way that leads there."""
         failed: set[str] = set()
-        error: AstraFlowError | None = None
+        error: Exception | None = None
         while (plan := plan_path(self._at_hand(), manifest, without=failed)) is not None:
             try:
                 return await self._walk(plan, manifest)
-            except (NotFound, DigestMismatch, WeightsRefused) as wrong:
+            except (NotFound, DigestMismatch, WeightsRefused, FileNotFoundError) as wrong:
                 if plan.full and not plan.deltas:
                     raise
                 error = wrong
@@ -140,6 +142,16 @@ class Cache:
             self._held[manifest.digest] = files
         return files
 
+    @contextlib.contextmanager
+    def kept(self, manifest: Manifest) -> Iterator[None]:
+        """Its files are not trimmed meanwhile: from before they are fetched until they are read."""
+        self._in_use[manifest.digest] += 1
+        try:
+            yield
+        finally:
+            self._in_use[manifest.digest] -= 1
+            self._in_use += Counter()  # forget those that nobody uses
+
     async def forget(self, manifest: Manifest) -> None:
         """Drop what is cached of a version: something in it was wrong."""
         async with self._lock:
@@ -147,11 +159,11 @@ class Cache:
             await asyncio.to_thread(shutil.rmtree, self._folder / manifest.digest, ignore_errors=True)
 
     async def trim(self, manifest: Manifest) -> None:
-        """Note that a version was loaded and delete all but the newest ``keep``."""
+        """Note that a version was loaded and delete all but the newest ``keep`` and what is in use."""
         async with self._lock:
             self._recent = [d for d in self._recent if d != manifest.digest] + [manifest.digest]
             self._recent = self._recent[-self._keep :]
-            await asyncio.to_thread(self._delete_others, frozenset(self._recent))
+            await asyncio.to_thread(self._delete_others, frozenset(self._recent) | self._in_use.keys())
 
     def _at_hand(self) -> dict[str, list[Path]]:
         return {**self._held, **(self._local_files or {})}

@@ -53,7 +53,7 @@ class Patience:
     silence_s: float = 10.0
     """Without a further byte while it gets a file for us."""
     slowest_bytes_per_s: float = 256 << 10
-    """A download that is slower on the whole is broken off."""
+    """A download that is slower on the whole is broken off, and so is waiting for one that a relay makes for us."""
     rest_s: float = 30.0
     """How long a relay that failed is not asked again."""
 
@@ -135,6 +135,7 @@ class Neighbours:
 
     async def _until_held(self, place: RelayPlace, file: WeightFile) -> bool:
         most, since, pause = -1, self._clock.monotonic(), POLL_S[0]
+        limit = since + self._patience.limit_s(file.size_bytes)
         while True:
             have = await self._asked(place, self._link(place).held(file, pull=True))
             now = self._clock.monotonic()
@@ -142,6 +143,9 @@ class Neighbours:
                 return False
             if have == file.size_bytes:
                 return True
+            if now >= limit:  # one that tells a byte more each time would hold us for good
+                self._rest(place, f"it gets {file.name} slower than {self._patience.slowest_bytes_per_s:g} bytes/s")
+                return False
             if have > most:
                 most, since = have, now
             elif now - since >= self._patience.silence_s:

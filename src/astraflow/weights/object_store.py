@@ -124,7 +124,7 @@ class ObjectStore:
             raise _as_ours(error, f"the bucket was asked for {sha256[:16]}") from error
         return True
 
-    async def collect(self, keep: Collection[str]) -> int:
+    async def collect(self, keep: Collection[str], *, spare_s: float = 0.0) -> int:
         """Only weight files below the prefix are ever looked at."""
         if not self._owner:
             return 0
@@ -139,7 +139,7 @@ class ObjectStore:
                         continue
                     mark, since = seen.get(name, (meta["last_modified"], now))
                     since = since if mark == meta["last_modified"] else now  # put again: wanted again
-                    if now - since >= self._grace_s:
+                    if now - since >= self._grace_s + spare_s:
                         doomed.append(str(meta["path"]))
                     else:
                         self._unwanted[name] = (meta["last_modified"], since)

@@ -77,8 +77,8 @@ class RelayStore:
     async def has(self, sha256: str) -> bool:
         return await self._origin.has(sha256)
 
-    async def collect(self, keep: Collection[str]) -> int:
-        return await self._origin.collect(keep)
+    async def collect(self, keep: Collection[str], *, spare_s: float = 0.0) -> int:
+        return await self._origin.collect(keep, spare_s=spare_s)
 
     async def get(self, file: WeightFile, into: Path) -> None:
         if self._shelf is None:
@@ -162,9 +162,9 @@ class RelayStore:
 
     def _clear(self, shelf: Shelf, *, spare: Path) -> None:
         """Parts of pulls that failed; those of the same file are gone on with."""
-        going = {flight.folder for flight in list(self._flights.values())}
         for path in shelf.folder.glob(f"{PART}*.d"):
-            if path != spare and path not in going:
+            # Looked up each time: another flight may have begun, and made its folder, since this began.
+            if path != spare and path.name.removeprefix(PART).removesuffix(".d") not in self._flights:
                 shutil.rmtree(path, ignore_errors=True)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections import OrderedDict
 from contextlib import suppress
 from pathlib import Path
@@ -20,8 +21,7 @@ from astraflow.wire.transfer import verify
 
 
 class Shelf:
-    """Of one process, in a folder of its own; ``wire.blobs.Readable``. Calls block, and come from one thread at a
-    time but for ``path``."""
+    """Of one process, in a folder of its own; ``wire.blobs.Readable``. Calls block, and may come from any thread."""
 
     def __init__(self, folder: Path, *, limit_bytes: int) -> None:
         if limit_bytes < 0:
@@ -29,6 +29,7 @@ class Shelf:
         self.folder = folder
         self._limit_bytes = limit_bytes
         self._files: OrderedDict[str, Path] = OrderedDict()
+        self._lock = threading.Lock()
         folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, sha256: str) -> Path | None:
@@ -49,9 +50,10 @@ class Shelf:
             part.replace(place)
         finally:
             part.unlink(missing_ok=True)
-        self._files[file.sha256] = place
-        self._files.move_to_end(file.sha256)
-        self._trim(spare=file.sha256)
+        with self._lock:
+            self._files[file.sha256] = place
+            self._files.move_to_end(file.sha256)
+            self._trim(spare=file.sha256)
 
     def lend(self, file: WeightFile, into: Path) -> bool:
         """Make ``into`` a verified link or copy of it; False if it is not here, or has rotted. ``into`` may exist."""
@@ -77,6 +79,10 @@ class Shelf:
 
     def drop(self, sha256: str) -> None:
         """Forget a file: it is not what it was."""
+        with self._lock:
+            self._remove(sha256)
+
+    def _remove(self, sha256: str) -> None:
         self._files.pop(sha256, None)
         self._place(sha256).unlink(missing_ok=True)
 
@@ -89,7 +95,7 @@ class Shelf:
                 if sha256 == spare or taken + own <= self._limit_bytes:
                     taken += own
                     continue
-            self.drop(sha256)
+            self._remove(sha256)
 
     def _place(self, sha256: str) -> Path:
         return self.folder / f"{require_sha256(sha256, 'sha256')}{SUFFIX}"

@@ -43,8 +43,11 @@ class WeightStore(Protocol):
     async def has(self, sha256: str) -> bool:
         """Whether the file is here, whole."""
 
-    async def collect(self, keep: Collection[str]) -> int:
-        """Delete what is not in ``keep``; returns how many files. A store owned by someone else deletes nothing."""
+    async def collect(self, keep: Collection[str], *, spare_s: float = 0.0) -> int:
+        """Delete what is not in ``keep``; returns how many files. A store owned by someone else deletes nothing.
+
+        ``spare_s``: nor what was first seen unwanted within so long; a version is being stored piece by piece.
+        """
 
 
 class DirStore:
@@ -69,8 +72,8 @@ class DirStore:
     async def has(self, sha256: str) -> bool:
         return await asyncio.to_thread(self.path, sha256) is not None
 
-    async def collect(self, keep: Collection[str]) -> int:
-        return await asyncio.to_thread(self._collect, frozenset(keep))
+    async def collect(self, keep: Collection[str], *, spare_s: float = 0.0) -> int:
+        return await asyncio.to_thread(self._collect, frozenset(keep), self._grace_s + spare_s)
 
     def path(self, sha256: str) -> Path | None:
         """Where a file lies, if it is here."""
@@ -129,7 +132,7 @@ class DirStore:
         finally:
             part.unlink(missing_ok=True)
 
-    def _collect(self, keep: frozenset[str]) -> int:
+    def _collect(self, keep: frozenset[str], grace_s: float) -> int:
         now = self._clock.monotonic()
         seen, self._unwanted = self._unwanted, {}
         removed = 0
@@ -139,7 +142,7 @@ class DirStore:
                 continue
             mark = (path.name, _date(path))
             since = seen.get(mark, now)
-            if now - since >= self._grace_s + (ABANDONED_S if part else 0.0):
+            if now - since >= grace_s + (ABANDONED_S if part else 0.0):
                 path.unlink(missing_ok=True)
                 removed += not part
             else:
@@ -205,7 +208,7 @@ class HttpStore:
     async def has(self, sha256: str) -> bool:
         return await self._transfer.has(sha256)
 
-    async def collect(self, keep: Collection[str]) -> int:
+    async def collect(self, keep: Collection[str], *, spare_s: float = 0.0) -> int:
         return 0
 
 

@@ -22,7 +22,7 @@ from astraflow.wire.tokens import Grant
 
 CHUNK_BYTES = 1 << 20
 IDLE_S = 60.0
-"""An upload that sends nothing for so long is given up."""
+"""An upload that sends nothing for so long is given up; so is a paced answer of which nobody takes anything."""
 READERS = 64
 """Paced answers at once: each holds an open file."""
 
@@ -92,10 +92,20 @@ class BlobReader:
             left = stop - start
             while left and (piece := await asyncio.to_thread(file.read, min(left, rate.piece_bytes(CHUNK_BYTES)))):
                 await rate.take(len(piece))
-                await response.write(piece)
+                await self._send(request, response, piece)
                 left -= len(piece)
         await response.write_eof()
         return response
+
+    async def _send(self, request: web.Request, response: web.StreamResponse, piece: bytes) -> None:
+        """ConnectionError after ``IDLE_S``: 64 callers who read nothing would else keep everybody out."""
+        try:
+            async with asyncio.timeout(IDLE_S):
+                await response.write(piece)
+        except TimeoutError as error:
+            if request.transport is not None:
+                request.transport.abort()
+            raise ConnectionResetError(f"nobody took a byte for {IDLE_S:g} s") from error
 
 
 class BlobEndpoints:

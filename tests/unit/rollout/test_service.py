@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,9 @@ class Weights:
 
     async def fetch(self, manifest: Manifest) -> Sequence[Path]:
         return []
+
+    def kept(self, manifest: Manifest) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def metrics(self) -> dict[str, float]:
         return {"weights/bytes": 7.0}

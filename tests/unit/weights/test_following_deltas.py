@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -207,6 +208,38 @@ def test_a_base_that_rotted_in_the_cache(tmp_path: Path) -> None:
         two = await site.trainer.next()
         await site.load(two)
         assert site.engine.digest == two.digest and site.worker.cache.counts["fallback"] == 1
+
+    run(tmp_path, scenario)
+
+
+def test_a_base_that_is_gone_from_the_disk(tmp_path: Path) -> None:
+    async def scenario(site: Site) -> None:
+        one = await site.trainer.next()
+        await site.load(one)
+        shutil.rmtree(tmp_path / "worker" / one.digest)
+        two = await site.trainer.next()
+        await site.load(two)
+        assert site.engine.digest == two.digest and site.worker.cache.counts["fallback"] == 1
+        assert site.worker.counts["failures"] == 0
+
+    run(tmp_path, scenario)
+
+
+def test_f76_files_in_use_are_not_trimmed(tmp_path: Path) -> None:
+    """A pinned version waits for its turn to be loaded while newer ones come and the cache is tidied."""
+
+    async def scenario(site: Site) -> None:
+        one = await site.trainer.next()
+        await site.load(one)
+        with site.worker.cache.kept(one):
+            files = await site.worker.cache.fetch(one)
+            for _ in range(3):
+                await site.load(await site.trainer.next())
+            assert digest_files(files) == one.digest
+        last = await site.trainer.next()
+        await site.load(last)
+        await site.worker.cache.trim(last)
+        assert not any(path.exists() for path in files)
 
     run(tmp_path, scenario)
 

@@ -6,9 +6,11 @@ import asyncio
 import errno
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -54,8 +56,8 @@ class Origin:
     async def has(self, sha256: str) -> bool:
         return await self.inner.has(sha256)
 
-    async def collect(self, keep: Any) -> int:
-        return await self.inner.collect(keep)
+    async def collect(self, keep: Any, *, spare_s: float = 0.0) -> int:
+        return await self.inner.collect(keep, spare_s=spare_s)
 
 
 class Region:
@@ -383,6 +385,22 @@ def test_a_relay_that_stands_still_while_it_gets_a_file_is_given_up(tmp_path: Pa
     run(scenario)
 
 
+def test_a_relay_that_tells_a_byte_more_each_time_is_given_up(tmp_path: Path) -> None:
+    """It is never silent, and never done."""
+
+    async def scenario() -> None:
+        async with opened(tmp_path) as region:
+            file = await region.file()
+            told = iter(range(file.size_bytes))
+            await region.announce("drip", Nothing(), lambda *_: next(told))
+            worker = region.worker(patience=Patience(silence_s=0.8, slowest_bytes_per_s=1e6, rest_s=60.0))
+            async with asyncio.timeout(10):
+                await got(worker, file, tmp_path / "a")
+            assert region.origin.asked == [file.sha256] and worker.metrics()["relay/failed"] == 1
+
+    run(scenario)
+
+
 class Nothing:
     def path(self, sha256: str) -> None:
         return None
@@ -573,6 +591,49 @@ def test_a_shelf_lends_by_link_or_copy(tmp_path: Path, monkeypatch: pytest.Monke
     assert copied is not None and copied.stat().st_nlink == 1
     shelf.drop(other.sha256)
     assert shelf.path(other.sha256) is None and not shelf.lend(other, tmp_path / "e")
+
+
+def test_a_shelf_takes_calls_of_many_threads(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path / "s", limit_bytes=3000)
+
+    def use(thread: int) -> None:
+        for n in range(30):
+            file, path = filed(tmp_path, f"{thread}-{n}", 1000, seed=100 * thread + n)
+            shelf.add(file, path)
+            path.unlink()
+            shelf.lend(file, tmp_path / f"lent-{thread}")
+
+    with ThreadPoolExecutor(6) as pool:
+        for done in [pool.submit(use, thread) for thread in range(6)]:
+            done.result()
+    for path in tmp_path.glob("lent-*"):
+        path.unlink()
+    last, path = filed(tmp_path, "last", 1000, seed=999)
+    shelf.add(last, path)  # linked from here, so that it takes nothing
+    assert len(list((tmp_path / "s").iterdir())) == 4 and shelf.path(last.sha256) is not None
+
+
+def test_tidying_spares_a_pull_that_begins_meanwhile(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with opened(tmp_path) as region:
+            relay = await region.relay("r")
+            folders = [tmp_path / f".part-{letter * 64}.d" for letter in "abc"]
+
+            class Slow:
+                """A folder that is long enough in listing for another pull to begin."""
+
+                def glob(self, _: str) -> Iterator[Path]:
+                    for number, folder in enumerate(folders):
+                        folder.mkdir()
+                        if number == 1:
+                            relay._flights["b" * 64] = None  # type: ignore[assignment]
+                        yield folder
+
+            relay._clear(SimpleNamespace(folder=Slow()), spare=folders[2])  # type: ignore[arg-type]
+            relay._flights.clear()
+            assert [folder.is_dir() for folder in folders] == [False, True, True]
+
+    run(scenario)
 
 
 def test_settings_out_of_range_are_refused(tmp_path: Path) -> None:

@@ -46,8 +46,8 @@ class GatedStore:
     async def has(self, sha256: str) -> bool:
         return await self.inner.has(sha256)
 
-    async def collect(self, keep: Any) -> int:
-        return await self.inner.collect(keep)
+    async def collect(self, keep: Any, *, spare_s: float = 0.0) -> int:
+        return await self.inner.collect(keep, spare_s=spare_s)
 
 
 class Engine:
