@@ -12,10 +12,8 @@ from __future__ import annotations
 from astraflow.losses.aggregate import aggregate
 from astraflow.losses.base import LossInputs, LossOutput, checked
 from astraflow.losses.kl import apply_kl
-from astraflow.losses.ratios import MAX_LOG_RATIO, masked_log_ratio, outside_mask_zero, ratio_metrics
+from astraflow.losses.ratios import masked_log_ratio, outside_mask_zero, ratio_metrics
 from astraflow.losses.surrogate import Clip, clipped_surrogate, is_flat
-
-__all__ = ["MAX_LOG_RATIO", "dapo", "dr_grpo", "grpo"]
 
 
 @checked

@@ -82,6 +82,12 @@ def test_a_weight_above_the_cap_is_rejected_and_stays_in_the_denominator() -> No
 def test_recompute_takes_the_given_proximal_policy_or_the_current_one() -> None:
     given = make([math.log(4)], ages=torch.tensor([7]), proximal_logprobs=torch.tensor([LOG_2], dtype=torch.float64))
     assert one(decoupled_ppo, given, recompute=True)[0] == pytest.approx(-2 * 1.2)
+    nearer = torch.tensor([math.log(4 / 1.1)], dtype=torch.float64)
+    loss, _, out = one(
+        decoupled_ppo, make([math.log(4)], ages=torch.tensor([7]), proximal_logprobs=nearer), recompute=True
+    )
+    assert loss == pytest.approx(-4.0)
+    assert out.metrics["loss/clip_fraction"] == (0.0, 1.0), "a weight of 3.6 is no ratio: the clip looks at 1.1"
     current = make([math.log(4)], ages=torch.tensor([7]))
     loss, gradient, _ = one(decoupled_ppo, current, recompute=True)
     assert (loss, gradient) == (pytest.approx(-4.0), pytest.approx([-4.0]))

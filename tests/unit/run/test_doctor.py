@@ -99,7 +99,13 @@ CASES: list[tuple[str, Callable[[MadeRun], MadeRun], State, str, str]] = [
         "mean age 1.0 of at most 2; 56% of groups went stale",
     ),
     ("some stale", lambda m: m.healthy().groups(8, state="stale", advantages=None), State.WATCH, "staleness", "17%"),
-    ("clipped", lambda m: m.groups(9).steps(20, loss__clip_fraction=0.4), State.BROKEN, "clip", "40.0% of trained tokens clipped"),
+    (
+        "clipped",
+        lambda m: m.groups(9).steps(20, loss__clip_fraction=0.4),
+        State.BROKEN,
+        "clip",
+        "40.0% of trained tokens clipped",
+    ),
     ("clipped a bit", lambda m: m.groups(9).steps(20, loss__clip_fraction=0.2), State.WATCH, "clip", "20.0%"),
     (
         "collapsed",
