@@ -4,12 +4,13 @@
     GET  /v1/policies/{policy}              EngineInfo
 
 Nothing depends on it: whoever cannot reach it plays nothing that needs it. A caller that leaves frees its slot (F88).
-Workers of one run share a token; without one it binds loopback only.
+The bearer token is derived from the worker's own, so that what workers send each other is worth nothing at dataflow;
+without one it binds loopback only.
 """
 
 from __future__ import annotations
 
-import hmac
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 
 from aiohttp import web
@@ -20,7 +21,11 @@ from astraflow.rollout.served import ServedPolicy
 from astraflow.wire.codec import decode
 from astraflow.wire.replies import errors_as_records, read_body, record_response
 from astraflow.wire.server import bind_sentence, is_loopback
+from astraflow.wire.tokens import derived, is_bearer_of
 
+log = logging.getLogger("astraflow.rollout")
+
+PURPOSE = b"astraflow engine 1"
 PATH = "/v1/policies"
 REQUEST_BYTES = 16 << 20
 """A prompt of four million tokens."""
@@ -28,6 +33,11 @@ BODY_DEADLINE_S = 60.0
 CLOSE_S = 5.0
 
 Hold = Callable[[str, int], Awaitable[None]]
+
+
+def engine_token(worker_token: str | None) -> str | None:
+    """What opens the engines of a run's workers to each other."""
+    return derived(worker_token, PURPOSE)
 
 
 class PolicyEndpoint:
@@ -42,8 +52,11 @@ class PolicyEndpoint:
         port: int = 0,
         token: str | None,
     ) -> None:
+        """``token``: of ``engine_token``."""
         if token is None and not is_loopback(host):
             raise ConfigError(f"serving policies at {host} without a token is refused: anyone could use the engines")
+        if not is_loopback(host):
+            log.warning("no_tls engine_host=%s: prompts and replies cross the network readable", host)
         self._policies, self._hold = policies, hold
         self._host, self._port = host, port
         self._token = token
@@ -92,13 +105,8 @@ class PolicyEndpoint:
             return record_response(await served.engine.generate(asked))
 
     def _policy(self, request: web.Request) -> ServedPolicy:
-        if self._token is not None:
-            scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-            sent = given.strip().encode("utf-8", "surrogateescape")
-            if scheme.lower() != "bearer" or not hmac.compare_digest(sent, self._token.encode()):
-                raise Unauthorised(
-                    "a policy is served to workers of its run only: the worker token is missing or wrong"
-                )
+        if self._token is not None and not is_bearer_of(self._token, request.headers.get("Authorization", "")):
+            raise Unauthorised("a policy is served to workers of its run only: the token is missing or wrong")
         name = request.match_info["policy"]
         if name not in self._policies:
             raise NotFound(f"policy {name[:40]!r} is not served here; served are {sorted(self._policies)}")

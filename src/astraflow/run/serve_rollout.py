@@ -18,7 +18,7 @@ from astraflow.engines.torch_engine import TorchEngine
 from astraflow.errors import ConfigError
 from astraflow.rollout.agents import Seat
 from astraflow.rollout.elsewhere import Elsewhere, RemoteEngine
-from astraflow.rollout.endpoint import Hold, PolicyEndpoint
+from astraflow.rollout.endpoint import Hold, PolicyEndpoint, engine_token
 from astraflow.rollout.loop_guard import LoopGuard
 from astraflow.rollout.play import Player, WorkflowPlayer
 from astraflow.rollout.served import Load, ServedPolicy
@@ -61,7 +61,7 @@ class Serves:
     def endpoint(self, policies: Mapping[str, ServedPolicy], hold: Hold) -> PolicyEndpoint | None:
         if self.port is None:
             return None
-        return PolicyEndpoint(policies, hold, host=self.host, port=self.port, token=from_environment())
+        return PolicyEndpoint(policies, hold, host=self.host, port=self.port, token=engine_token(from_environment()))
 
 
 async def serve_rollout(
@@ -188,7 +188,7 @@ def _engines(
         folder = policy.folder()
         engine = TorchEngine(folder, name, policy.engine)
         policies[name] = ServedPolicy(name, engine, _follower(name, store, cache / name, folder))
-    token = from_environment()
+    token = engine_token(from_environment())
     return policies, {name: RemoteEngine(name, token=token) for name in recipe.policies if name not in own}
 
 

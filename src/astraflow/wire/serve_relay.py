@@ -8,8 +8,6 @@ and nothing else: it is worth nothing at dataflow. Where dataflow asks for no to
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import logging
 import ssl
 
@@ -21,6 +19,7 @@ from astraflow.wire.rate import ByteRate
 from astraflow.wire.replies import errors_as_records
 from astraflow.wire.serve_blobs import BlobReader
 from astraflow.wire.server import bind_sentence, is_loopback
+from astraflow.wire.tokens import derived, is_bearer_of
 
 log = logging.getLogger("astraflow.wire")
 
@@ -28,10 +27,8 @@ PURPOSE = b"astraflow relay 1"
 
 
 def relay_token(worker_token: str | None) -> str | None:
-    """What opens the data ports of a run's workers; every worker can derive it, nobody can go back from it."""
-    if worker_token is None:
-        return None
-    return hmac.new(worker_token.encode(), PURPOSE, hashlib.sha256).hexdigest()
+    """What opens the data ports of a run's workers."""
+    return derived(worker_token, PURPOSE)
 
 
 class RelayServer:
@@ -91,9 +88,5 @@ class RelayServer:
             await runner.cleanup()
 
     def _check(self, request: web.Request) -> None:
-        if self._token is None:
-            return
-        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        given = token.strip().encode("utf-8", "surrogateescape")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(self._token.encode(), given):
+        if self._token is not None and not is_bearer_of(self._token, request.headers.get("Authorization", "")):
             raise Unauthorised("this relay serves the workers of one run: the token is not theirs")

@@ -6,6 +6,7 @@ a repr, a log line or an error's text.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import os
 import secrets
@@ -132,6 +133,18 @@ class Tokens:
         yield self.operator, Grant(Role.OPERATOR)
         for policy, token in self.trainers.items():
             yield token, Grant(Role.TRAINER, policy)
+
+
+def derived(token: str | None, purpose: bytes) -> str | None:
+    """What opens one kind of port between the workers of a run: each can derive it, nobody can go back from it."""
+    return None if token is None else hmac.new(token.encode(), purpose, hashlib.sha256).hexdigest()
+
+
+def is_bearer_of(token: str, authorization: str) -> bool:
+    """Whether the Authorization header holds this token; compared in constant time, whatever bytes came."""
+    scheme, _, given = authorization.partition(" ")
+    same = hmac.compare_digest(given.strip().encode("utf-8", "surrogateescape"), token.encode())
+    return same and scheme.lower() == "bearer"
 
 
 class _Stored(msgspec.Struct, forbid_unknown_fields=True):

@@ -11,6 +11,7 @@ from astraflow.algorithms.pace import AllHaveRoom, BoundedStaleness
 from astraflow.algorithms.pace_rounds import Barrier, Sync
 from astraflow.algorithms.pipeline import Pipeline
 from astraflow.errors import ConfigError
+from astraflow.rollout.endpoint import engine_token
 from astraflow.run.checks import check_recipe
 from astraflow.run.config import to_plain
 from astraflow.run.plan import plan_lines, plan_of
@@ -18,6 +19,7 @@ from astraflow.run.recipe import Policy, Recipe, default_pipeline
 from astraflow.run.serve_rollout import Serves
 from astraflow.run.supervisor import place_flags
 from astraflow.run.tiny_model import TinyModel
+from astraflow.wire.tokens import ENVIRONMENT
 
 MODEL = TinyModel()
 
@@ -68,6 +70,12 @@ def test_what_a_worker_serves(recipe_with: Callable[..., Recipe]) -> None:
     with pytest.raises(ConfigError, match=r"--policies names 'x'; Recipe.policies has large, small, judge"):
         Serves(policies=("x",)).own(recipe)
     assert Serves().endpoint({}, None) is None  # type: ignore[arg-type]
+
+
+def test_f96_the_engine_s_port_is_not_opened_by_the_worker_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENVIRONMENT, "a-token-of-a-worker")
+    endpoint = Serves(port=0).endpoint({}, None)  # type: ignore[arg-type]
+    assert endpoint is not None and endpoint._token == engine_token("a-token-of-a-worker") != "a-token-of-a-worker"
 
 
 @pytest.mark.parametrize(("schedule", "pace"), [("async", BoundedStaleness), ("barrier", Barrier), ("sync", Sync)])

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from astraflow.errors import AstraFlowError, ConfigError, Unauthorised
+from astraflow.rollout.endpoint import engine_token
 from astraflow.wire.calls import Role
-from astraflow.wire.tokens import ENVIRONMENT, Grant, Tokens, from_environment
+from astraflow.wire.serve_relay import relay_token
+from astraflow.wire.tokens import ENVIRONMENT, Grant, Tokens, from_environment, is_bearer_of
 
 
 def test_f96_file_is_private_and_round_trips(tmp_path: Path) -> None:
@@ -70,6 +72,23 @@ def test_short_or_equal_tokens_are_refused() -> None:
         Tokens(worker="a" * 20, operator="a" * 20, trainers={})
     with pytest.raises(ConfigError):
         Tokens(worker="a" * 20, operator="short", trainers={})
+
+
+def test_f96_tokens_between_workers_are_not_the_worker_s_and_differ_by_purpose() -> None:
+    """What one worker sends to a port that another announced is worth nothing at dataflow."""
+    tokens = Tokens.make(["p"])
+    between = {relay_token(tokens.worker), engine_token(tokens.worker)}
+    assert len(between) == 2 and None not in between
+    for token in between:
+        with pytest.raises(Unauthorised):
+            tokens.grant(str(token))
+    assert relay_token(None) is None and engine_token(None) is None
+
+
+@pytest.mark.parametrize("header", ["", "Bearer", "Bearer ", "Basic secret", "secret", "Bearer secre", "Bearer \udcff"])
+def test_f96_a_header_that_does_not_hold_the_token(header: str) -> None:
+    assert not is_bearer_of("secret", header)
+    assert is_bearer_of("secret", "bearer secret") and is_bearer_of("secret", "Bearer  secret ")
 
 
 def test_from_environment(monkeypatch: pytest.MonkeyPatch) -> None:
