@@ -32,6 +32,8 @@ RATIO_BROKEN = 1e-3
 """Share of tokens with a ratio beyond e^20: no staleness does that, only log-probs of something else."""
 COVERAGE_WATCH, COVERAGE_BROKEN = 0.8, 0.5
 """Share of the tokens in trained groups that got a gradient; the rest was sampled for nothing."""
+ON_PURPOSE = "not_chosen"
+"""Reason of ``keep_subset.MaxVariance``, which samples more than it trains: such tokens are in no share."""
 ENTROPY_WATCH, ENTROPY_BROKEN = 0.1, 0.01
 """Nats a token. At 0.1 a token's best choice has about 0.98, at 0.01 about 0.999: episodes of a group are then the same
 and no advantage is left."""
@@ -205,15 +207,18 @@ def _gap(it: Symptoms) -> Finding:
 
 
 def _coverage(it: Symptoms) -> Finding:
-    masked = sum(it.masked_tokens.values())
-    total = it.trained_tokens + masked
+    masked = {reason: tokens for reason, tokens in it.masked_tokens.items() if reason != ON_PURPOSE}
+    total = it.trained_tokens + sum(masked.values())
     share = it.trained_tokens / total if total else 1.0
-    why = max(it.masked_tokens, key=lambda name: it.masked_tokens[name], default="")
-    reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(it.masked_tokens.items()))
+    why = max(masked, key=lambda name: masked[name], default="")
+    reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(masked.items()))
+    left_out = it.masked_tokens.get(ON_PURPOSE, 0)
     return Finding(
         name="mask",
         state=_below(share, COVERAGE_WATCH, COVERAGE_BROKEN) if total else State.UNKNOWN,
-        found=f"{share:.0%} of {total} sampled tokens got a gradient" + (f" (masked: {reasons})" if reasons else ""),
+        found=f"{share:.0%} of {total} sampled tokens got a gradient"
+        + (f" (masked: {reasons})" if reasons else "")
+        + (f"; {left_out} more were not chosen, as the recipe has it" if left_out else ""),
         normal=f"more than {COVERAGE_WATCH:.0%}",
         advice=_UNMASK.get(why, f"most are masked as {why!r}"),
     )

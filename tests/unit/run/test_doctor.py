@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from astraflow.algorithms.keep_subset import NOT_CHOSEN
 from astraflow.errors import ConfigError
 from astraflow.observe.doctor import Diagnosis, Finding, State, diagnose
 from astraflow.run.cli import main
@@ -138,6 +139,19 @@ def test_each_illness_has_its_verdict(
     assert words in diagnosis.verdict
     assert finding(diagnosis, cause).state is state
     assert finding(diagnosis, cause).advice and finding(diagnosis, cause).normal
+
+
+def test_what_pods_leaves_out_on_purpose_is_no_illness(made: MadeRun) -> None:
+    """Half of 40 groups' tokens are not chosen; of the 1000 others, 100 are truncated."""
+    made.steps(20).groups(40, masked=NOT_CHOSEN).groups(20).groups(10, masked="truncated")
+    diagnosis = looked_at(made.close())
+    mask = finding(diagnosis, "mask")
+    assert (diagnosis.state, mask.state) == (State.NORMAL, State.NORMAL)
+    assert mask.found == (
+        "90% of 1000 sampled tokens got a gradient (masked: truncated 100); "
+        "400 more were not chosen, as the recipe has it"
+    )
+    assert mask.advice.startswith("replies end at max_tokens")
 
 
 def test_causes_come_before_effects(made: MadeRun) -> None:
