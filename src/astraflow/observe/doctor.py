@@ -242,11 +242,15 @@ def _staleness(it: Symptoms) -> Finding:
 
 
 def _clip(it: Symptoms) -> Finding:
-    clipped = _recent(it, "loss/clip_fraction")
+    clipped, rejected = _recent(it, "loss/clip_fraction"), _recent(it, "loss/weight_rejected")
+    found = "the loss reports none" if clipped is None else f"{clipped:.1%} of trained tokens clipped"
+    if rejected is not None:
+        found = f"{found}, {rejected:.1%} rejected for their weight"
+    shares = [share for share in (clipped, rejected) if share is not None]
     return Finding(
         name="clip",
-        state=State.UNKNOWN if clipped is None else _above(clipped, CLIP_WATCH, CLIP_BROKEN),
-        found="the loss reports none" if clipped is None else f"{clipped:.1%} of trained tokens clipped",
+        state=_above(max(shares), CLIP_WATCH, CLIP_BROKEN) if shares else State.UNKNOWN,
+        found=found,
         normal=f"below {CLIP_WATCH:.0%} (published runs: 0.1 % to 3 %)",
         advice="the policy moves too far from what sampled: lower lr or max_staleness, or a loss made for stale data "
         "(decoupled_ppo, m2po)",

@@ -107,6 +107,13 @@ CASES: list[tuple[str, Callable[[MadeRun], MadeRun], State, str, str]] = [
         "clip",
         "40.0% of trained tokens clipped",
     ),
+    (
+        "rejected",
+        lambda m: m.groups(9).steps(20, loss__weight_rejected=0.5),
+        State.BROKEN,
+        "clip",
+        "1.0% of trained tokens clipped, 50.0% rejected for their weight",
+    ),
     ("clipped a bit", lambda m: m.groups(9).steps(20, loss__clip_fraction=0.2), State.WATCH, "clip", "20.0%"),
     (
         "collapsed",
