@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from astraflow.dataflow.settings import Limits
 from astraflow.dataflow.store import Store
 from astraflow.errors import NameTaken
+from astraflow.observe.waits import QUARANTINED
 from astraflow.wire.codec import decode, encode
 from astraflow.wire.messages import ComponentReport, RelayPlace
 from astraflow.wire.names import require_place
 
 ROLLOUT, TRAINER = "rollout", "trainer"
-QUARANTINED = "quarantined"
-"""What a worker does that may not serve: ``ComponentReport.doing``, with ``why`` (or ``error``) as the reason."""
 ENDPOINT = re.compile(r"https?://[A-Za-z0-9.\-]+:\d{1,5}|https?://\[[0-9A-Fa-f:]+\]:\d{1,5}")
 """A URL that other workers will call, with their token: scheme, host and port, nothing more."""
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from math import isclose
 
-from astraflow.dataflow.components import QUARANTINED, ROLLOUT, ComponentRow
+from astraflow.dataflow.components import ROLLOUT, ComponentRow
 from astraflow.dataflow.ledger import Ledger
+from astraflow.observe.waits import QUARANTINED
 
 
 def diagnosis(ledger: Ledger, now: float, policy: str, cause: str) -> str:

@@ -9,7 +9,7 @@ from astraflow.dataflow.autoscale import Measured, decide
 from astraflow.dataflow.components import ROLLOUT, ComponentRow
 from astraflow.dataflow.ledger import Ledger
 from astraflow.dataflow.meter import RATE_S, Key, Meter, Reading
-from astraflow.observe.waits import Wait, WaitReason
+from astraflow.observe.waits import QUARANTINED, Wait, WaitReason
 from astraflow.wire import messages as m
 
 LEAST_ACTIVE = 0.02
@@ -102,6 +102,8 @@ class Pool:
             return report.error
         if self._ledger.components.drains(row.name):
             return "it was told to leave"
+        if report.doing == QUARANTINED:
+            return QUARANTINED + (f": {report.why}" if report.why else "")
         if report.doing in _BLOCKED:
             return f"waits for {report.doing}" + (f": {report.why}" if report.why else "")
         missing = sorted(set(row.policies) - set(report.versions))

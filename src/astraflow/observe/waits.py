@@ -33,6 +33,9 @@ class Wait(StrEnum):
     """anyone, for dataflow to answer at all"""
 
 
+QUARANTINED = "quarantined"
+"""What a worker does that may not serve: ``ComponentReport.doing``, with ``why`` (or ``error``) as the reason."""
+
 Waiting = Callable[[Wait], AbstractContextManager[None]]
 """Told of a wait: it lasts as long as the context."""
 

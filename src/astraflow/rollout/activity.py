@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from astraflow.clock import Clock
-from astraflow.observe.waits import Wait
+from astraflow.observe.waits import QUARANTINED, Wait
 from astraflow.wire.messages import ComponentReport
 
 _FIRST = (Wait.STORAGE, Wait.DATAFLOW, Wait.WEIGHTS)
@@ -21,6 +21,15 @@ class _Going:
     wait: Wait
     why: str
     since: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trouble:
+    """With the weights of a policy."""
+
+    why: str
+    out: bool
+    """The worker may not serve."""
 
 
 class Activity:
@@ -42,6 +51,9 @@ class Activity:
         """Serial per policy whose weights are being fetched now."""
         self.weights: Callable[[], dict[str, float]] = dict
         """Counters of how weights came."""
+        self.trouble: Callable[[], Trouble | None] = lambda: None
+        """The worst with weights now."""
+        self._out_since: float | None = None
 
     @contextmanager
     def waiting(self, wait: Wait, why: str = "") -> Iterator[None]:
@@ -89,13 +101,18 @@ class Activity:
         )
 
     def _line(self) -> tuple[str, float, str]:
+        trouble = self.trouble()
+        if trouble is not None and trouble.out:
+            self._out_since = self._clock.monotonic() if self._out_since is None else self._out_since
+            return QUARANTINED, self._out_since, trouble.why
+        self._out_since = None
         going = list(self._going.values())
         for wait in _FIRST:
             found = min((each for each in going if each.wait is wait), key=lambda each: each.since, default=None)
             if found is not None:
                 return wait.value, found.since, found.why
         if self._playing:
-            return f"playing {self._playing} episodes", self._playing_since, ""
+            return f"playing {self._playing} episodes", self._playing_since, trouble.why if trouble else ""
         found = min(going, key=lambda each: each.since, default=None)
         if found is not None:
             return found.wait.value, found.since, found.why or self.why

@@ -11,9 +11,9 @@ from typing import Protocol
 
 from astraflow.engines.base import Engine
 from astraflow.errors import AstraFlowError, EngineFailed
-from astraflow.rollout.activity import Activity
+from astraflow.rollout.activity import Activity, Trouble
 from astraflow.types import Manifest
-from astraflow.wire.messages import ManifestRequest
+from astraflow.wire.messages import ManifestRequest, RelayPlace
 from astraflow.wire.protocol import Dataflow
 
 Load = Callable[[Manifest, Sequence[Path]], Awaitable[None]]
@@ -40,6 +40,14 @@ class Follower(Protocol):
     @property
     def loaded(self) -> Manifest | None: ...
 
+    @property
+    def wanted(self) -> Manifest | None:
+        """The newest that was offered."""
+
+    @property
+    def error(self) -> str | None:
+        """Why the newest attempt to load failed; None once one succeeded."""
+
     def offer(self, manifest: Manifest) -> None: ...
 
     def metrics(self) -> dict[str, float]:
@@ -48,6 +56,23 @@ class Follower(Protocol):
     async def until_loaded(self, serial: int, *, deadline_s: float) -> Manifest: ...
 
     async def run(self) -> None: ...
+
+
+class Relay(Protocol):
+    """What is used of ``weights.relay.RelayStore``."""
+
+    @property
+    def region(self) -> str: ...
+
+    @property
+    def url(self) -> str:
+        """Of the own data port; empty: there is none."""
+
+    def know(self, places: Sequence[RelayPlace]) -> None:
+        """The data ports of others."""
+
+    def metrics(self) -> dict[str, float]:
+        """Counters of the report."""
 
 
 class ServedPolicy:
@@ -60,13 +85,16 @@ class ServedPolicy:
         follow: Callable[[Load], Follower],
         *,
         pin_wait_s: float = 600.0,
+        max_staleness: int | None = None,
     ) -> None:
         """Where the engine has room for one version only, an update waits, at most ``pin_wait_s``, for the leases
-        that are pinned to the version that it would replace."""
+        that are pinned to the version that it would replace. ``max_staleness``: how many versions behind, what is
+        sampled may still be trained; None: nothing is trained, any version will do."""
         self.policy = policy
         self.engine = engine
         self.subscriber = follow(self._load)
         self._pin_wait_s = pin_wait_s
+        self._max_staleness = max_staleness
         self._pins: Counter[int] = Counter()
         self._unpinned = asyncio.Event()
         self._loading = asyncio.Lock()
@@ -106,6 +134,22 @@ class ServedPolicy:
                 f"and holds {list(info.versions)}"
             )
 
+    def trouble(self) -> Trouble | None:
+        """The newest version could not be loaded. It goes on with the one that it holds, within the bound (F77)."""
+        wanted, loaded, error = self.subscriber.wanted, self.subscriber.loaded, self.subscriber.error
+        if wanted is None or error is None:
+            return None
+        behind = 0 if loaded is None else wanted.version - loaded.version
+        out = loaded is None or (self._max_staleness is not None and behind > self._max_staleness)
+        return Trouble(why=error, out=out)
+
+    async def until_fit(self, *, deadline_s: float) -> None:
+        """Until it may serve: the engine holds a version that is not too old. TimedOut says why it does not."""
+        trouble, loaded = self.trouble(), self.subscriber.loaded
+        out = trouble is not None and trouble.out
+        serial = loaded.serial + 1 if loaded is not None and out else 0
+        await self.subscriber.until_loaded(serial, deadline_s=deadline_s)
+
     def _holds(self, version: int) -> bool:
         return version in self.engine.info().versions
 
@@ -131,9 +175,16 @@ class ServedPolicy:
 
 
 def watch_weights(activity: Activity, policies: Mapping[str, ServedPolicy]) -> None:
-    """From now on the worker's report says what is being fetched, and how weights came."""
+    """From now on the worker's report says what is being fetched, how weights came, and which cannot be loaded."""
     activity.pulling = lambda: _pulling(policies)
     activity.weights = lambda: _metrics(policies)
+    activity.trouble = lambda: worst_trouble(policies)
+
+
+def worst_trouble(policies: Mapping[str, ServedPolicy]) -> Trouble | None:
+    """One that keeps the worker from serving, else any."""
+    troubles = [trouble for policy in policies.values() if (trouble := policy.trouble()) is not None]
+    return next((each for each in troubles if each.out), troubles[0] if troubles else None)
 
 
 def _pulling(policies: Mapping[str, ServedPolicy]) -> dict[str, int]:

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import ExitStack
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -42,7 +42,7 @@ from astraflow.observe.waits import Wait
 from astraflow.rollout.activity import Activity
 from astraflow.rollout.elsewhere import Elsewhere
 from astraflow.rollout.play import Player, classify, failed
-from astraflow.rollout.served import ServedPolicy, watch_weights
+from astraflow.rollout.served import Relay, ServedPolicy, watch_weights, worst_trouble
 from astraflow.rollout.settings import RolloutSettings
 from astraflow.types import Episode, FailureKind, Lease, Manifest, Outcome
 from astraflow.wire import messages as m
@@ -53,23 +53,6 @@ T = TypeVar("T")
 
 LONGEST_PAUSE_S = 5.0
 NAME_PATIENCE_S = 15.0
-
-
-class Relay(Protocol):
-    """What is used of ``weights.relay.RelayStore``."""
-
-    @property
-    def region(self) -> str: ...
-
-    @property
-    def url(self) -> str:
-        """Of the own data port; empty: there is none."""
-
-    def know(self, places: Sequence[m.RelayPlace]) -> None:
-        """The data ports of others."""
-
-    def metrics(self) -> dict[str, float]:
-        """Counters of the report."""
 
 
 class RolloutService:
@@ -183,6 +166,10 @@ class RolloutService:
     async def _lease_loop(self, episodes: asyncio.TaskGroup) -> None:
         await self._until_weights()
         while not self._drain.is_set():
+            trouble = worst_trouble(self._policies)
+            if trouble is not None and trouble.out:  # what it would sample now, nobody could train
+                await self._until_weights()
+                continue
             if len(self._held) >= self._settings.slots:
                 self._free.clear()
                 await self._unless_draining(self._free.wait(), Wait.SLOT)
@@ -228,10 +215,9 @@ class RolloutService:
         self._free.set()
 
     async def _until_weights(self) -> None:
-        """No lease before every engine holds a version: the first beats bring the manifests."""
+        """No lease before every engine holds a version that may serve: the first beats bring the manifests."""
         for policy in self._policies.values():
-            first = policy.subscriber.until_loaded(0, deadline_s=self._settings.patience_s)
-            await self._unless_draining(first, Wait.WEIGHTS)
+            await self._unless_draining(policy.until_fit(deadline_s=self._settings.patience_s), Wait.WEIGHTS)
 
     # ── one episode ──
 

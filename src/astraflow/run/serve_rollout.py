@@ -21,8 +21,8 @@ from astraflow.rollout.elsewhere import Elsewhere, RemoteEngine
 from astraflow.rollout.endpoint import Hold, PolicyEndpoint, engine_token
 from astraflow.rollout.loop_guard import LoopGuard
 from astraflow.rollout.play import Player, WorkflowPlayer
-from astraflow.rollout.served import Load, ServedPolicy
-from astraflow.rollout.service import Relay, RolloutService
+from astraflow.rollout.served import Load, Relay, ServedPolicy
+from astraflow.rollout.service import RolloutService
 from astraflow.rollout.standstill import SPEAK_S, StandstillWorker
 from astraflow.rollout.template import ChatTemplate
 from astraflow.run.config import Resolved
@@ -187,7 +187,9 @@ def _engines(
         policy = recipe.policies[name]
         folder = policy.folder()
         engine = TorchEngine(folder, name, policy.engine)
-        policies[name] = ServedPolicy(name, engine, _follower(name, store, cache / name, folder))
+        bound = policy.max_staleness if policy.trainable else None
+        follow = _follower(name, store, cache / name, folder)
+        policies[name] = ServedPolicy(name, engine, follow, max_staleness=bound)
     token = engine_token(from_environment())
     return policies, {name: RemoteEngine(name, token=token) for name in recipe.policies if name not in own}
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
@@ -55,7 +56,7 @@ class Subscriber:
         self.loaded: Manifest | None = None
         """What the engine holds."""
         self.error: str | None = None
-        """Why the newest attempt failed; None once one succeeded."""
+        """Why the newest attempt failed, ``digest mismatch at v14 of solver: ...``; None once one succeeded."""
         self.pulling: int | None = None
         """Serial of the version whose files are being fetched."""
         self.counts = {"loads": 0, "failures": 0, "superseded": 0}
@@ -64,6 +65,11 @@ class Subscriber:
         """Counters for the report."""
         counts = {**self.cache.counts, "failures": self.counts["failures"], "bytes": self.cache.downloaded_bytes}
         return {f"weights/{name}": float(count) for name, count in counts.items()}
+
+    @property
+    def wanted(self) -> Manifest | None:
+        """The newest that was offered."""
+        return self._wanted
 
     def offer(self, manifest: Manifest) -> None:
         """Tell of a manifest that dataflow has announced; only one with a newer serial changes anything."""
@@ -93,13 +99,13 @@ class Subscriber:
         failures = 0
         while True:
             await self._offered.wait()
-            self._offered.clear()
             while (manifest := self._next()) is not None:
                 failures = 0 if await self._take(manifest) else failures + 1
                 if failures and self._wanted is manifest:
                     await self._pause(failures)
 
     def _next(self) -> Manifest | None:
+        self._offered.clear()  # it is read here: one that came during the last take would end every pause at once
         wanted, loaded = self._wanted, self.loaded
         return None if wanted is None or (loaded is not None and loaded.serial >= wanted.serial) else wanted
 
@@ -132,7 +138,7 @@ class Subscriber:
     def _failed(self, manifest: Manifest, error: Exception) -> None:
         self.counts["failures"] += 1
         words = str(error) if isinstance(error, AstraFlowError) else f"{type(error).__name__}: {error}"
-        self.error = f"version {manifest.version} of {self.policy}: {words}"
+        self.error = f"{_kind(error)} at v{manifest.version} of {self.policy}: {words}"
         log.warning("weights_failed policy=%s version=%d: %s", self.policy, manifest.version, words)
 
     async def _pause(self, failures: int) -> None:
@@ -143,3 +149,9 @@ class Subscriber:
                 await self._offered.wait()
         except TimeoutError:
             return
+
+
+def _kind(error: Exception) -> str:
+    """``DigestMismatch`` → ``digest mismatch``; what an engine or a disk raises is named in its words."""
+    known = isinstance(error, AstraFlowError)
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(error).__name__).lower() if known else "load failed"

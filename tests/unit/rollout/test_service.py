@@ -113,7 +113,8 @@ class Weights:
     def __init__(self, load: Load) -> None:
         self._load = load
         self._offered = asyncio.Event()
-        self._wanted: Manifest | None = None
+        self.wanted: Manifest | None = None
+        self.error: str | None = None
         self.loaded: Manifest | None = None
         self.pulling: int | None = None
         self.cache = self
@@ -128,8 +129,8 @@ class Weights:
         return {"weights/bytes": 7.0}
 
     def offer(self, manifest: Manifest) -> None:
-        if self._wanted is None or manifest.serial > self._wanted.serial:
-            self._wanted = manifest
+        if self.wanted is None or manifest.serial > self.wanted.serial:
+            self.wanted = manifest
             self._offered.set()
 
     async def until_loaded(self, serial: int, *, deadline_s: float) -> Manifest:
@@ -144,9 +145,9 @@ class Weights:
         while True:
             await self._offered.wait()
             self._offered.clear()
-            assert self._wanted is not None
-            await self._load(self._wanted, [])
-            self.loaded = self._wanted
+            assert self.wanted is not None
+            await self._load(self.wanted, [])
+            self.loaded = self.wanted
 
 
 def served(**engine: Any) -> ServedPolicy:

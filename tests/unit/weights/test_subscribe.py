@@ -143,13 +143,30 @@ def test_f56_after_a_failed_load_the_label_stays_and_the_failure_is_told(tmp_pat
         await world.load(six)
         world.engine.errors = [WeightsRefused("missing tensor lm_head")] * 1000
         world.subscriber.offer(seven)
-        with pytest.raises(TimedOut, match="version 7 of p: missing tensor lm_head"):
+        with pytest.raises(TimedOut, match="weights refused at v7 of p: missing tensor lm_head"):
             await world.subscriber.until_loaded(8, deadline_s=0.3)
         assert world.subscriber.loaded == six and world.engine.versions == [6]
         assert world.subscriber.counts["failures"] > 1
         world.engine.errors = []
         await world.subscriber.until_loaded(8, deadline_s=SOON)
         assert world.subscriber.error is None
+
+    run(tmp_path, scenario)
+
+
+def test_an_offer_that_came_during_a_load_ends_no_later_pause(tmp_path: Path) -> None:
+    """A version that cannot be loaded is tried again with back-off, not as fast as the machine can."""
+
+    async def scenario(world: World) -> None:
+        six, seven = await world.publish(6), await world.publish(7)
+        world.engine.gate.clear()
+        world.subscriber.offer(six)
+        await world.store.began.wait()
+        world.subscriber.offer(seven)
+        world.engine.errors = [WeightsRefused("six"), *[WeightsRefused("missing tensor lm_head")] * 10_000]
+        world.engine.gate.set()
+        await asyncio.sleep(0.3)
+        assert 2 < world.subscriber.counts["failures"] < 40  # pauses of 10 to 50 ms
 
     run(tmp_path, scenario)
 
