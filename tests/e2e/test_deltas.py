@@ -21,6 +21,8 @@ from tests.e2e.test_run import check_ended
 
 pytestmark = pytest.mark.slow
 BF16 = ('characters="0123456789")', 'characters="0123456789", dtype="bfloat16")')
+UNHURRIED = f"import asyncio; await asyncio.sleep(0.3)\n    {GOOD}"
+"""So that there are heartbeats, which tell what was pulled, between the first version and the last."""
 STEPS = 20
 PATIENCE_S = 400.0
 
@@ -28,7 +30,7 @@ PATIENCE_S = 400.0
 @pytest.fixture
 def recipe(write_recipe: Callable[..., Path]) -> Path:
     """bf16 weights at a learning rate at which few of them move at a step, as in training of large models."""
-    path = write_recipe(GOOD, change=BF16)
+    path = write_recipe(UNHURRIED, change=BF16)
     path.write_text(path.read_text().replace("lr=1e-4", "lr=2e-6"))
     return path
 
@@ -76,7 +78,7 @@ def test_versions_travel_as_deltas(cli: Cli, recipe: Path, tmp_path: Path) -> No
     assert all(each.deltas for each in manifests[1:])
     counters = worker(run)
     pulls = counters["weights/delta"]
-    assert counters["weights/fallback"] == counters["weights/failures"] == 0 and pulls >= 3
+    assert counters["weights/fallback"] == counters["weights/failures"] == 0 and pulls >= 3, counters
     assert counters["weights/bytes"] < 0.2 * full * pulls
     assert len(check_spans(run, manifests)) >= 3
     exported = cli("models", "export", run, tmp_path / "model")

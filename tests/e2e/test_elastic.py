@@ -87,6 +87,7 @@ def test_workers_join_and_leave_and_for_a_while_there_is_none(
                 first.wait()
             with running(*rollout, "--name", "second", **worker, log=tmp_path / "w1.txt") as second:
                 at = version(run)
+                wait_for("the second to be there", lambda: "second" in {each["name"] for each in pool_of(run)["workers"]})
                 wait_for("further versions", lambda: version(run) >= at + 2)
                 second.send_signal(signal.SIGTERM)
                 assert second.wait(timeout=60) == 0
