@@ -57,7 +57,10 @@ class Decoder:
             return True
         if self._settings.versions_held == 1 and self.held and self.held[-1].serial > new.serial:
             return True
-        for held in [held for held in self.held if held.version == new.version and not held.pins]:
+        # A lower version with a newer serial is a rollback: what came after it will be made again, with other bits.
+        undone = [held for held in self.held if held.version > new.version and held.serial < new.serial]
+        again = [held for held in self.held if held.version == new.version]
+        for held in [held for held in (*undone, *again) if not held.pins]:
             self._drop(held)
         while len(self.held) >= self._settings.versions_held:
             free = [held for held in self.held if not held.pins]

@@ -96,7 +96,7 @@ class FakeEngine:
             await asyncio.sleep(self._load_s)
         if self._before_load is not None:
             self._before_load(manifest)
-        kept = [held for held in self._held if held.version != manifest.version]
+        kept = self._others(manifest)
         while len(kept) >= self._versions_held:
             if self._versions_held == 1 and kept[0].serial > manifest.serial:
                 return
@@ -105,9 +105,14 @@ class FakeEngine:
                 kept.remove(free[0])
                 continue
             await asyncio.sleep(self._tick_s)
-            kept = [held for held in self._held if held.version != manifest.version]
+            kept = self._others(manifest)
         self._held = sorted([*kept, manifest], key=lambda held: held.serial)
         self.loads.append(manifest.version)
+
+    def _others(self, manifest: Manifest) -> list[Manifest]:
+        """Without what it replaces: the same version, and those that it rolls back."""
+        undone = [h for h in self._held if h.version > manifest.version and h.serial < manifest.serial]
+        return [h for h in self._held if h.version != manifest.version and (h not in undone or self._pinned[h.version])]
 
     async def close(self) -> None: ...
 

@@ -257,6 +257,26 @@ def test_a_rollback_has_a_newer_serial_and_is_followed() -> None:
     assert [held.version for held in bench.decoder.held] == [1]
 
 
+def test_what_a_rollback_undid_samples_nothing_more() -> None:
+    """There is room for both; yet version 2 is going to be other weights, and no older version of a later one."""
+    bench = Bench(versions_held=2)
+    bench.swap(2)
+    assert [held.version for held in bench.decoder.held] == [0, 2]
+    back = bench.held(1)
+    back.serial = 99
+    assert bench.decoder.swap(back)
+    assert [held.version for held in bench.decoder.held] == [0, 1]
+    bench.submit(request(1, version=2))
+    bench.steps(1)
+    assert isinstance(bench.answers[1], NotFound)
+
+
+def test_a_past_version_beside_the_newest_undoes_nothing() -> None:
+    bench = Bench(versions_held=3)
+    assert bench.swap(5) and bench.swap(3)
+    assert [held.version for held in bench.decoder.held] == [0, 3, 5]
+
+
 def test_two_versions_decode_side_by_side_each_with_its_own_weights() -> None:
     bench = Bench(versions_held=2, slots=6)
     bench.swap(1)
