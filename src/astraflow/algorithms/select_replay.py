@@ -65,6 +65,11 @@ class WithReplay:
         self._seed = seed
         self._draws = 0
 
+    @property
+    def fresh(self) -> Select:
+        """What picks the fresh groups."""
+        return self._select
+
     def pick(self, ready: Sequence[ReadyGroup], *, need: int, oldest_open: int | None) -> list[int]:
         return self._select.pick(ready, need=need, oldest_open=oldest_open)
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 import pytest
 
+from astraflow.algorithms.base import ReadyGroup
 from astraflow.algorithms.curate import Greso, Less, Shuffled
 from astraflow.algorithms.keep import DropTruncated, DropZeroVariance
+from astraflow.algorithms.pipeline import Pipeline
 from astraflow.algorithms.select import EarliestDeadline, Fifo
 from astraflow.algorithms.select_replay import WithReplay
 from astraflow.errors import ConfigError
@@ -60,6 +63,16 @@ def test_options_are_plain_values(recipe: Recipe) -> None:
     again = algorithm("select", "WithReplay(ratio='0.29')", recipe)
     assert isinstance(again, WithReplay), "the select beside it is the run's own"
     assert again.share([], need=100) == 0 and Fraction("0.29") * 100 == 29
+
+
+@pytest.mark.parametrize("text", ["WithReplay(ratio=0.5)", "WithSupervised(share=0.5)"])
+def test_of_a_run_that_replays_the_choice_of_fresh_groups_is_taken(recipe: Recipe, text: str) -> None:
+    assert isinstance(recipe.pipeline, Pipeline)
+    again = WithReplay(Fifo(window=7), ratio=0.3)
+    made = algorithm("select", text, replace(recipe, pipeline=replace(recipe.pipeline, select=again)))
+    ready = [ReadyGroup(group=group, min_version=0, arrival=group) for group in (1, 8)]
+    assert made.pick(ready, need=2, oldest_open=1) == [], "8 is outside the window of the run's own Fifo"
+    assert made.pick(ready, need=2, oldest_open=2) == [1, 8]
 
 
 def test_anyones_by_module_and_name(recipe: Recipe) -> None:

@@ -5,7 +5,7 @@
     my_package.module:Mine(rest=4)     anyone's; an object that is made already, a class or a function
 
 What a class or function asks for by these names is the run's own: tasks, held_out, group_size, seed, recipe, curate,
-select. A mapping of options beats them.
+select (of one that replays, what picks its fresh groups). Options beat them.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 import astraflow.algorithms
 from astraflow.algorithms.base import Curate, Keep, Select
 from astraflow.algorithms.pipeline import Pipeline
+from astraflow.algorithms.select_replay import WithReplay
 from astraflow.errors import AstraFlowError, ConfigError
 from astraflow.run.recipe import Recipe
 
@@ -138,6 +139,7 @@ def _made(question: str, text: str, maker: Any, options: Mapping[str, Any], reci
 
 def _own(recipe: Recipe) -> dict[str, Any]:
     assert isinstance(recipe.pipeline, Pipeline), "a resolved recipe has its pipeline built"
+    select = recipe.pipeline.select
     held_out = {} if recipe.eval is None else {"held_out": recipe.eval.tasks}
     return {
         "tasks": recipe.tasks,
@@ -145,6 +147,6 @@ def _own(recipe: Recipe) -> dict[str, Any]:
         "seed": recipe.seed,
         "recipe": recipe,
         "curate": recipe.pipeline.curate,
-        "select": recipe.pipeline.select,
+        "select": select.fresh if isinstance(select, WithReplay) else select,
         **held_out,
     }
