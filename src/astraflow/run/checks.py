@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from astraflow.algorithms.base import Replay
 from astraflow.algorithms.credit import GroupMean, PerTask, Whitened
-from astraflow.algorithms.curate import most_groups
+from astraflow.algorithms.curate import WithOlderVersions, most_groups
 from astraflow.errors import ConfigError
 from astraflow.run.recipe import Policy, Recipe
 from astraflow.run.tiny_model import TinyModel
@@ -33,6 +34,7 @@ def problems(recipe: Recipe) -> Iterator[str]:
     yield from _sampling(recipe)
     yield from _groups(recipe)
     yield from _ends(recipe)
+    yield from _older(recipe)
     yield from _evaluation(recipe)
     for name, policy in recipe.policies.items():
         yield from _policy(recipe, name, policy)
@@ -120,6 +122,20 @@ def _ends(recipe: Recipe) -> Iterator[str]:
                 f"Recipe.steps {steps} of Recipe.policies[{name!r}].groups_per_batch {batch} need "
                 f"{steps * batch} groups, but {type(curate).__name__} gives only {most} before its tasks are "
                 "used up; raise its epochs (None: for ever), or lower steps or groups_per_batch"
+            )
+
+
+def _older(recipe: Recipe) -> Iterator[str]:
+    """What lives on samples of older versions, where none may be trained."""
+    if any(recipe.policies[name].max_staleness for name in recipe.trainable) or recipe.steps == 0:
+        return
+    parts = {"select": Replay, "curate": WithOlderVersions}
+    for place, kind in parts.items():
+        part = getattr(recipe.pipeline, place, None)
+        if isinstance(part, kind):
+            yield (
+                f"Recipe.pipeline.{place} is {type(part).__name__} and max_staleness 0: what an older version sampled "
+                f"is never trained; raise max_staleness, or take a {place} without it"
             )
 
 

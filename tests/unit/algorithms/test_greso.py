@@ -140,6 +140,13 @@ def test_p_moves_by_a_hundredth_after_each_version_against_its_target():
     assert (curate.p_easy, curate.p_hard) == (0.51, 0.51)
 
 
+def test_a_share_of_exactly_the_target_moves_p_down():
+    curate = greso(target_easy=0.25, target_hard=0.25)
+    window(curate, easy=1, hard=1, signal=2, version=0)
+    window(curate, signal=1, version=1)
+    assert (curate.p_easy, curate.p_hard) == (0.49, 0.49)
+
+
 def test_groups_between_the_ends_count_in_neither_share_but_in_the_whole():
     curate = greso()
     window(curate, other=20, version=0)

@@ -12,10 +12,11 @@ import pytest
 
 from astraflow.algorithms.base import Curate
 from astraflow.algorithms.credit import GroupMean, PerTask, Returns, Whitened
-from astraflow.algorithms.curate import Mixture, Shuffled, Stage, Stages, most_groups
+from astraflow.algorithms.curate import Mixture, Shuffled, Stage, Stages, WithOlderVersions, most_groups
 from astraflow.algorithms.pace import BoundedStaleness
 from astraflow.algorithms.pipeline import Pipeline
 from astraflow.algorithms.select import EarliestDeadline
+from astraflow.algorithms.select_replay import WithReplay
 from astraflow.dataflow.settings import Limits
 from astraflow.engines.settings import EngineSettings
 from astraflow.errors import ConfigError
@@ -179,6 +180,26 @@ def test_f99_everybody_reads_that_one_place(recipe_with: Build) -> None:
 def test_ranges(recipe_with: Build, bad: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"found|empty"):
         recipe_with(**bad)
+
+
+@pytest.mark.parametrize("place", ["select", "curate"])
+def test_f98_older_samples_are_of_no_use_where_none_may_be_trained(recipe_with: Build, place: str) -> None:
+    rows = ListTasks("rows", [Task(key=str(i)) for i in range(3)])
+    plain = finite(Shuffled(rows, group_size=8))
+    parts: dict[str, Any] = {
+        "select": WithReplay(EarliestDeadline(), ratio=0.3),
+        "curate": WithOlderVersions(plain.curate, chance=0.5),
+    }
+    older = replace(plain, **{place: parts[place]})
+
+    def recipe(bound: int, pipeline: Pipeline, **more: Any) -> Recipe:
+        policies = {"main": Policy(model=TINY, max_staleness=bound)}
+        return recipe_with(tasks=rows, pipeline=pipeline, policies=policies, **more)
+
+    words = refused(recipe(0, older))
+    assert f"Recipe.pipeline.{place} is {type(parts[place]).__name__} and max_staleness 0: what an older" in words
+    for fine in (recipe(1, older), recipe(0, plain), recipe(0, older, steps=0)):
+        check_recipe(fine.with_pipeline())
 
 
 @pytest.mark.parametrize("bad", [{"max_staleness": -1}, {"groups_per_batch": 0}])
