@@ -87,18 +87,20 @@ def test_workers_join_and_leave_and_for_a_while_there_is_none(
                 first.wait()
             with running(*rollout, "--name", "second", **worker, log=tmp_path / "w1.txt") as second:
                 at = version(run)
-                wait_for("the second to be there", lambda: "second" in {each["name"] for each in pool_of(run)["workers"]})
+                wait_for(
+                    "the second to be there", lambda: "second" in {each["name"] for each in pool_of(run)["workers"]}
+                )
                 wait_for("further versions", lambda: version(run) >= at + 2)
                 second.send_signal(signal.SIGTERM)
                 assert second.wait(timeout=60) == 0
-            wait_for("nobody to be there", lambda: pool_of(run)["target"]["workers"] == 0)
+            wait_for("nobody to be there", lambda: all(each["state"] != "alive" for each in pool_of(run)["workers"]))
             done = cli("pool", run, "--json")
             assert done.returncode == 0, done.stderr
             shown = json.loads(done.stdout)
             assert "does not serve: dead" in cli("pool", run).stdout
             reasons = {each["name"]: each["reason"] for each in shown["workers"]}
             assert reasons["first"] == "dead" and reasons["second"]
-            assert (shown["target"]["action"], shown["target"]["target"]) == ("grow", 1)
+            assert [shown["target"][what] for what in ("workers", "action", "target")] == [0, "grow", 1]
             assert shown["state"] == "running" and t.poll() is None
             near = ("--region", "eu", "--relay-port", "0")
             with (
@@ -136,7 +138,7 @@ def test_the_autoscaler_starts_workers_for_a_starving_trainer_and_ends_with_the_
     recipe.write_text("from astraflow.dataflow.autoscale import Scaling\n" + text)
     run = tmp_path / "run"
     with running(
-        "run", recipe, "--run-dir", run, "--set", "steps=8", environment=environment, log=tmp_path / "run.txt"
+        "run", recipe, "--run-dir", run, "--set", "steps=5", environment=environment, log=tmp_path / "run.txt"
     ) as launcher:
         wait_for("dataflow", lambda: bool(status_of(run).get("policies")))
         with running("autoscale", run, "--poll-s", "1", environment=environment, log=tmp_path / "auto.txt") as auto:
@@ -147,7 +149,7 @@ def test_the_autoscaler_starts_workers_for_a_starving_trainer_and_ends_with_the_
     logs = sorted(path.name for path in (run / "logs").glob("auto-*.log"))
     assert len(logs) >= 2
     assert json.loads(cli("ledger", run, "--json").stdout)["difference"] == 0
-    check_ended(run, steps=8)
+    check_ended(run, steps=5)
     assert not _alive(f"--run-dir {run} --dataflow")
 
 
