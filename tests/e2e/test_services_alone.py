@@ -104,6 +104,8 @@ def test_a_worker_that_is_told_to_stop_hands_back_what_it_cannot_end(
             status = status_of(run)
             assert status["episodes"].get("leased", 0) == 0 and status["episodes"]["pending"] > 0
             assert status["counters"]["handed_back"] > 0
+            (left,) = [each for each in status["components"] if each["component"] == "rollout"]
+            assert (left["state"], left["report"]["why"]) == ("left", "it was told to stop")
             assert not [name for name in status["counters"] if name.startswith("failed/")]
         finally:
             worker.kill()

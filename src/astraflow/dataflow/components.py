@@ -52,6 +52,8 @@ class Components:
             "SELECT incarnation, state, heard_at FROM components WHERE component = ? AND name = ?", component, name
         )
         if row is not None and row[0] == incarnation:
+            if row[1] == "left":
+                return False  # what it said before its last words, and came late
             self._store.run(
                 "UPDATE components SET heard_at = ?, state = 'alive' WHERE component = ? AND name = ?",
                 (now, component, name),
@@ -138,9 +140,14 @@ class Components:
         return bool(self._store.number("SELECT drain FROM components WHERE component = 'rollout' AND name = ?", name))
 
     def left(self, now: float, component: str, name: str) -> None:
-        self._store.run("UPDATE components SET state = 'left' WHERE component = ? AND name = ?", (component, name))
-        self._forget()
-        self._store.event(now, "left", component=component, name=name)
+        """It said so itself; again is fine."""
+        done = self._store.run(
+            "UPDATE components SET state = 'left' WHERE component = ? AND name = ? AND state <> 'left'",
+            (component, name),
+        )
+        if done.rowcount:
+            self._forget()
+            self._store.event(now, "left", component=component, name=name)
 
     def bury(self, now: float) -> list[tuple[str, str]]:
         """Declare dead who was not heard of for too long: (component, name)."""

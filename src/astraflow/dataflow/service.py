@@ -32,7 +32,7 @@ from astraflow.dataflow.settings import RunSpec
 from astraflow.dataflow.settling import settle_ready
 from astraflow.dataflow.status import events, status
 from astraflow.dataflow.store import connect, lock_run
-from astraflow.dataflow.sweeps import sweep
+from astraflow.dataflow.sweeps import goodbye, sweep
 from astraflow.dataflow.watchdog import Watchdog
 from astraflow.errors import BadRequest, ConfigMismatch, StorageFull, Unavailable
 from astraflow.types import Manifest
@@ -364,6 +364,8 @@ class DataflowService:
         def transition(now: float) -> m.Done:
             self._heard(now, request.component, request.name, request.incarnation)
             self.ledger.components.said(request.component, request.name, request.report)
+            if request.leaving and goodbye(self.ledger, now, request.component, request.name):
+                self._mark_all()
             return m.Done()
 
         return await self._commits.write(transition)

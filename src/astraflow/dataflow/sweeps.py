@@ -23,6 +23,14 @@ def sweep(ledger: Ledger, now: float) -> bool:
     return changed
 
 
+def goodbye(ledger: Ledger, now: float, component: str, name: str) -> bool:
+    """It ends on purpose: nobody need wait until it is declared dead. True as after a sweep."""
+    ledger.components.left(now, component, name)
+    if component == ROLLOUT:
+        ledger.episodes.expire_worker(name)
+    return sweep(ledger, now)
+
+
 def cancel_hopeless(ledger: Ledger, now: float) -> int:
     """Optimisation: end open groups of which nothing could be trained any more, whatever comes of them.
 

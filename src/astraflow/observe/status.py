@@ -47,7 +47,10 @@ def component_line(component: ComponentStatus) -> str:
     report = component.report
     who = f"{component.component} {component.name}".ljust(13)
     if component.state != "alive":
-        return f"{who} {component.state}, last heard of {_seconds(component.heard_s)} ago" + _because(report.error)
+        why = report.why if component.state == "left" else None
+        return f"{who} {component.state}, last heard of {_seconds(component.heard_s)} ago" + _because(
+            report.error or why
+        )
     since = _seconds(report.since_s + component.heard_s)
     doing = f"waits {since} for {_article(report.doing)}" if report.doing in _WAITS else f"{report.doing} for {since}"
     held = f", holds {component.held} leases" if component.held else ""

@@ -41,6 +41,7 @@ from astraflow.observe.points import reach
 from astraflow.observe.waits import Wait
 from astraflow.rollout.activity import Activity
 from astraflow.rollout.elsewhere import Elsewhere
+from astraflow.rollout.leaving import DRAINED, ENDED, TOLD, say_goodbye
 from astraflow.rollout.play import Player, classify, failed
 from astraflow.rollout.served import Relay, ServedPolicy, watch_weights, worst_trouble
 from astraflow.rollout.settings import RolloutSettings
@@ -95,6 +96,8 @@ class RolloutService:
         self._free = asyncio.Event()
         self._drain = asyncio.Event()
         self._leave = asyncio.Event()
+        self._because = ""
+        """Why it drains."""
 
     async def run(self) -> None:
         """Until the run is finished, dataflow drains this worker, or ``stop``. Raises ConfigMismatch, NameTaken, and
@@ -104,6 +107,8 @@ class RolloutService:
             await self._serve()
         except BaseExceptionGroup as group:
             raise _first(group) from group
+        else:
+            await say_goodbye(self._dataflow, self.name, self.incarnation, self._report(), self._because)
         finally:
             await self._elsewhere.close()
             for policy in self._policies.values():
@@ -113,6 +118,10 @@ class RolloutService:
         """Take no more leases and end within ``drain_grace_s``; called again: at once."""
         if self._drain.is_set():
             self._leave.set()
+        self._drain_because(TOLD)
+
+    def _drain_because(self, why: str) -> None:
+        self._because = self._because or why
         self._drain.set()
 
     async def hold(self, policy: str, version: int) -> None:
@@ -287,7 +296,7 @@ class RolloutService:
             if reply.finished:
                 self._finish()
             elif reply.drain:
-                self._drain.set()
+                self._drain_because(DRAINED)
             await asyncio.sleep(self.heartbeat_s)
 
     def _report(self) -> m.ComponentReport:
@@ -310,7 +319,7 @@ class RolloutService:
 
     def _finish(self) -> None:
         """The run needs nothing more: what is still played is worthless."""
-        self._drain.set()
+        self._drain_because(ENDED)
         self._leave.set()
 
     async def _finish_episodes(self) -> None:

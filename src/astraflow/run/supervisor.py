@@ -70,6 +70,8 @@ class _Post:
     """In a row."""
     left: bool = False
     """Ended by itself with 0: nothing more to do there."""
+    told: bool = False
+    """That it left was said."""
 
 
 class Watcher(Protocol):
@@ -204,6 +206,7 @@ class Supervisor:
             found = await self._status(client)
             if found is not None:
                 self._see(found)
+                self._say_who_left(found)
             last = found or last
             if last is not None:
                 self._watch(last)
@@ -225,6 +228,13 @@ class Supervisor:
         for post in self._posts.values():
             if post.useful is not None:
                 post.useful.see(status)
+
+    def _say_who_left(self, status: StatusReply) -> None:
+        """Not at the end of the run, when everybody leaves."""
+        for post in self._posts.values():
+            if post.left and not post.told and status.state == "running":
+                post.told = True
+                self._say(f"{post.spec.name} has left{_why_left(post, status)}; it is not started again")
 
     async def _fill_posts(self) -> None:
         now = asyncio.get_running_loop().time()
@@ -309,6 +319,13 @@ class Supervisor:
 async def _all(waits: Sequence[Awaitable[object]]) -> None:
     if waits:
         await asyncio.gather(*waits)
+
+
+def _why_left(post: _Post, status: StatusReply) -> str:
+    """``: it was told to stop``, if dataflow was told."""
+    name = post.useful.name if post.useful is not None else post.spec.name
+    said = [each.report.why for each in status.components if each.name == name and each.state == "left"]
+    return f": {said[0]}" if said and said[0] else ""
 
 
 def place_flags(places: Sequence[Sequence[str]], number: int) -> tuple[str, ...]:

@@ -228,6 +228,8 @@ class ReportRequest(Record, frozen=True, kw_only=True):
     name: str
     incarnation: str
     report: ComponentReport
+    leaving: bool = False
+    """It ends on purpose: these are its last words, ``report.why`` says why, and nothing more will be heard of it."""
 
 
 class ManifestRequest(Record, frozen=True, kw_only=True):

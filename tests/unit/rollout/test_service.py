@@ -56,6 +56,7 @@ class ScriptedDataflow:
         self.lost: tuple[str, ...] = ()
         self.drain = False
         self.hellos: list[m.HelloRequest] = []
+        self.last_words: list[m.ReportRequest] = []
 
     def _maybe(self, call: str) -> None:
         if self.errors.get(call):
@@ -101,6 +102,11 @@ class ScriptedDataflow:
         self._maybe("hand_back")
         self.handed_back += request.held
         self.open -= set(request.held)
+        return m.Done()
+
+    async def report(self, request: m.ReportRequest) -> m.Done:
+        self._maybe("report")
+        self.last_words.append(request)
         return m.Done()
 
     async def manifest(self, request: m.ManifestRequest) -> Manifest:

@@ -1,0 +1,88 @@
+"""A component that says goodbye has left at once; one that does not is dead after a while."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from astraflow.errors import NameTaken
+from astraflow.observe.status import component_line
+from astraflow.wire import messages as m
+from tests.unit.dataflow.rig import Rig
+
+LAST = m.ReportRequest(
+    component="rollout",
+    name="w",
+    incarnation="w",
+    report=m.ComponentReport(doing="left", why="it was told to stop"),
+    leaving=True,
+)
+
+
+def state(rig: Rig, name: str = "w") -> m.ComponentStatus:
+    (found,) = [each for each in rig.go(rig.flow.status()).components if each.name == name]
+    return found
+
+
+def beat(rig: Rig, incarnation: str = "w") -> Any:
+    return rig.go(rig.flow.renew(m.RenewRequest(worker="w", incarnation=incarnation)))
+
+
+def kinds(rig: Rig) -> list[str]:
+    events = rig.go(rig.flow.events(m.EventsRequest())).events
+    return [each.kind for each in events if each.data.get("name") == "w"]
+
+
+def test_a_worker_that_says_goodbye_has_left_at_once_and_never_dies() -> None:
+    with Rig() as rig:
+        beat(rig)
+        rig.go(rig.flow.report(LAST))
+        assert state(rig).state == "left"
+        assert component_line(state(rig)) == "rollout w     left, last heard of 0.0 s ago: it was told to stop"
+        for _ in range(6):
+            rig.advance(5)
+        assert state(rig).state == "left" and kinds(rig) == ["joined", "left"]
+        assert not rig.db.counter("dead/rollout")
+
+
+def test_one_that_says_nothing_is_dead_after_ten_seconds() -> None:
+    with Rig() as rig:
+        beat(rig)
+        rig.go(rig.flow.report(msgspec.structs.replace(LAST, leaving=False)))
+        rig.advance(5)
+        assert state(rig).state == "alive"
+        rig.advance(6)
+        assert state(rig).state == "dead"
+
+
+def test_last_words_that_are_sent_again_and_beats_that_come_late_change_nothing() -> None:
+    with Rig() as rig:
+        beat(rig)
+        rig.go(rig.flow.report(LAST))
+        rig.go(rig.flow.report(LAST))
+        beat(rig)
+        assert state(rig).state == "left" and kinds(rig) == ["joined", "left"]
+
+
+def test_what_it_did_not_hand_back_is_pending_again_at_once() -> None:
+    with Rig() as rig:
+        held = rig.leases(2, worker="w")
+        assert state(rig).held == 2
+        rig.go(rig.flow.report(LAST))
+        assert state(rig).held == 0
+        again = rig.leases(2, worker="v")
+        assert [(each.group, each.index, each.attempt) for each in again] == [
+            (each.group, each.index, 2) for each in held
+        ]
+
+
+def test_its_name_is_free_at_once() -> None:
+    with Rig() as rig:
+        beat(rig)
+        with pytest.raises(NameTaken):
+            beat(rig, "w#2")
+        rig.go(rig.flow.report(LAST))
+        beat(rig, "w#2")
+        assert state(rig).state == "alive" and kinds(rig) == ["joined", "left", "joined"]
