@@ -200,6 +200,13 @@ def test_f67_mixture_resumes(stop):
     assert head + keys(second, 50 - stop) == whole
 
 
+def test_f67_a_mixture_of_another_seed_does_not_go_on():
+    first = Mixture([shuffled()], weights=[1], seed=3)
+    keys(first, 5)
+    with pytest.raises(ConfigError, match="cannot go on with 'Mixture': its seed changed from 3 to 4"):
+        Mixture([shuffled()], weights=[1], seed=4).load_state_dict(first.state_dict())
+
+
 def test_mixture_of_nothing_left_is_nothing_and_bad_settings_are_refused():
     empty = Mixture([Shuffled(source(1), group_size=1, epochs=1)], weights=[1])
     assert len(keys(empty, 3)) == 1

@@ -328,7 +328,8 @@ def test_a_source_with_a_key_twice_is_refused():
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
-        (prioritised, {"memory": 1.5}, r"Prioritised.memory must be in \[0, 1\], found 1.5"),
+        (prioritised, {"memory": 1.5}, r"Prioritised.memory must be in \[0, 1\), found 1.5"),
+        (prioritised, {"memory": 1.0}, r"Prioritised.memory must be in \[0, 1\), found 1.0"),
         (prioritised, {"rest": -1}, "Prioritised.rest must be at least 0, found -1"),
         (prioritised, {"unseen": -0.1}, "Prioritised.unseen"),
         (prioritised, {"least": 2}, "Prioritised.least"),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from astraflow.algorithms.base import Admission, Curate, GroupSummary, State
+from astraflow.algorithms.curate.pool import require_same
 from astraflow.errors import ConfigError
 from astraflow.tasks.order import uniform
 
@@ -156,9 +157,12 @@ class Mixture:
             part.observe(summary)
 
     def state_dict(self) -> State:
-        return {"position": self._position, "parts": [part.state_dict() for part in self._parts]}
+        parts = [part.state_dict() for part in self._parts]
+        return {"position": self._position, "seed": self._seed, "parts": parts}
 
     def load_state_dict(self, state: State) -> None:
+        """Raises ConfigError when the parts or the seed are not those of the state."""
+        require_same("Mixture", {"seed": self._seed}, {"seed": self._seed, **state})  # older states do not say it
         _load_parts(self._parts, state["parts"], "Mixture")
         self._position = int(state["position"])
 

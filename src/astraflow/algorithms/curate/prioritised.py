@@ -7,6 +7,7 @@ import numpy as np
 from astraflow.algorithms.base import Admission, GroupSummary, State
 from astraflow.algorithms.curate.pool import Pool, check_at_least, check_share, draw, sparse, unsparse
 from astraflow.algorithms.curate.rewards import Rewards
+from astraflow.errors import ConfigError
 from astraflow.tasks.base import TaskSource
 from astraflow.types import Array
 
@@ -34,7 +35,8 @@ class Prioritised:
         weight is below it, so that forgetting is noticed (0 is as published). ``rest``: groups of others before a task
         comes again; at most all but one."""
         check_share("Prioritised.unseen", unseen)
-        check_share("Prioritised.memory", memory)
+        if not 0 <= memory < 1:
+            raise ConfigError(f"Prioritised.memory must be in [0, 1), found {memory}")
         check_share("Prioritised.least", least)
         check_at_least("Prioritised.rest", rest, 0)
         self._pool = Pool("Prioritised", tasks, group_size=group_size, seed=seed)
