@@ -24,6 +24,8 @@ from tests.e2e.test_services_alone import Dataflow
 
 pytestmark = pytest.mark.slow
 Write = Callable[..., Path]
+SLOW = f"import asyncio; await asyncio.sleep(0.5)\n    {GOOD}"
+"""Long enough episodes that who is started together is there together."""
 PATIENT = ("slots=16", "slots=16, drain_grace_s=1.0")
 
 
@@ -72,8 +74,8 @@ def test_workers_join_and_leave_and_for_a_while_there_is_none(
     environment: dict[str, str], cli: Cli, write_recipe: Write, tmp_path: Path
 ) -> None:
     """One is killed, one drains, none is there; a relay and one that pulls through it end the run."""
-    recipe, run = write_recipe(), tmp_path / "run"
-    given = ("--set", "steps=12")
+    recipe, run = write_recipe(SLOW), tmp_path / "run"
+    given = ("--set", "steps=30")
     serve = ("dataflow", recipe, "--run-dir", run, *given)
     with running(*serve, environment=environment, log=tmp_path / "dataflow.txt") as d:
         dataflow = Dataflow(d, run, recipe)
@@ -120,10 +122,9 @@ def test_workers_join_and_leave_and_for_a_while_there_is_none(
         assert d.wait(timeout=90) == 0
     assert json.loads(cli("ledger", run, "--json").stdout)["difference"] == 0
     assert cli("resume", run, "--in-process").returncode == 0
-    check_ended(run, steps=12)
+    check_ended(run, steps=30)
 
 
-SLOW = f"import asyncio; await asyncio.sleep(0.5)\n    {GOOD}"
 LAW = "Scaling(least=1, most=3, cool_down_s=3.0, window_s=6.0)"
 
 

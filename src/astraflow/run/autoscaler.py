@@ -80,9 +80,11 @@ class AutoscalerSettings:
     poll_s: float = 5.0
     start_s: float = 300.0
     """A worker that does not serve after so long has failed to start."""
+    patience_s: float = 300.0
+    """How long dataflow may be away, if nobody knows that the run has ended."""
 
     def __post_init__(self) -> None:
-        for name in ("poll_s", "start_s"):
+        for name in ("poll_s", "start_s", "patience_s"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(f"AutoscalerSettings.{name} must be in (0, inf) s, found {getattr(self, name)}")
 
@@ -98,7 +100,10 @@ class Autoscaler:
         *,
         clock: Clock | None = None,
         say: Callable[[str], None] = lambda _: None,
+        has_ended: Callable[[], bool] = lambda: False,
     ) -> None:
+        """``has_ended``: asked while dataflow is away, whether that is because the run is over."""
+        self._has_ended = has_ended
         self._dataflow = dataflow
         self._actuator = actuator
         self._settings = settings
@@ -109,20 +114,30 @@ class Autoscaler:
         self.fleet = Fleet()
 
     async def run(self) -> None:
-        """Raises RunFailed when workers cannot be started."""
+        """Raises RunFailed when workers cannot be started, or dataflow does not come back."""
+        seen = self._clock.monotonic()
         try:
             while True:
                 try:
                     pool = await self._dataflow.pool()
                 except Unavailable as error:  # dataflow is started again; workers wait for it too
-                    log.warning("pool_unavailable error=%s", error)
+                    if self._has_ended():
+                        return
+                    self._require_patience(seen, error)
                 else:
+                    seen = self._clock.monotonic()
                     if pool.state != "running":
                         return
                     await self.turn(pool)
                 await asyncio.sleep(self._settings.poll_s)
         finally:
             await self._actuator.close()
+
+    def _require_patience(self, seen: float, error: Unavailable) -> None:
+        away = self._clock.monotonic() - seen
+        if away >= self._settings.patience_s:
+            raise RunFailed(f"no dataflow has answered for {away:.0f} s: {error}") from error
+        log.warning("pool_unavailable for_s=%.0f error=%s", away, error)
 
     async def turn(self, pool: PoolReply) -> None:
         """Look, and do what is to be done."""

@@ -15,6 +15,7 @@ from astraflow.run.autoscaler import Autoscaler, AutoscalerSettings
 from astraflow.run.config import load_config
 from astraflow.run.layout import RunFolder
 from astraflow.run.logs import configure_logging
+from astraflow.run.over import stored_state
 from astraflow.wire.calls import Role
 from astraflow.wire.client import HttpDataflow
 from astraflow.wire.names import require_name
@@ -43,7 +44,7 @@ async def serve_autoscale(run: str, options: AutoscaleOptions, *, say: Callable[
     actuator = _actuator(run, url, options)
     settings = AutoscalerSettings(prefix=options.prefix, poll_s=options.poll_s)
     async with HttpDataflow(url, token, retry_s=10.0, ca=options.ca) as client:
-        scaler = Autoscaler(client, actuator, settings, say=say)
+        scaler = Autoscaler(client, actuator, settings, say=say, has_ended=lambda: _has_ended(run))
         work = asyncio.ensure_future(scaler.run())
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, work.cancel)
@@ -52,6 +53,11 @@ async def serve_autoscale(run: str, options: AutoscaleOptions, *, say: Callable[
         except asyncio.CancelledError:
             say("stopped")
     return 0
+
+
+def _has_ended(run: str) -> bool:
+    """What the ledger says that lies on this machine; a run that is known by its URL may come back."""
+    return "://" not in run and stored_state(RunFolder(Path(run)))[0] in {"finished", "failed"}
 
 
 def _actuator(run: str, url: str, options: AutoscaleOptions) -> Actuator:

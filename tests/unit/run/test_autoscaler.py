@@ -193,6 +193,20 @@ def test_it_ends_with_the_run_and_outlives_a_restart_of_dataflow() -> None:
     assert actuator.started == ["auto-0"] and actuator.closed and not script.answers
 
 
+def test_a_dataflow_that_is_away_is_waited_for_until_the_run_is_known_to_have_ended_or_patience_ends() -> None:
+    actuator = Counting()
+    away = Script(Unavailable("down"), Unavailable("down"))
+    known = iter((False, True))
+    asyncio.run(Autoscaler(away, actuator, SETTINGS, has_ended=lambda: next(known)).run())  # type: ignore[arg-type]
+    assert actuator.closed and not away.answers
+
+    impatient = AutoscalerSettings(poll_s=0.01, patience_s=0.02)
+    gone = Script(*[Unavailable("connection refused")] * 50)
+    with pytest.raises(RunFailed, match=r"no dataflow has answered for \d+ s: connection refused"):
+        asyncio.run(Autoscaler(gone, Counting(), impatient).run())  # type: ignore[arg-type]
+    assert gone.answers, "long before all was asked"
+
+
 # ── commands ──
 
 WRITE = (
