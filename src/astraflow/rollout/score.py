@@ -41,7 +41,8 @@ def resolve(reward: Any, trajectories: Sequence[Trajectory], *, roles: Sequence[
     for trajectory in trajectories:
         known = trajectory.role in by_role or episode is not None
         if not known and not any(turn.index in by_turn for turn in trajectory.turns):
-            raise GraderFailed(f"role {trajectory.role!r} spoke and got no reward at all; None says not scored")
+            role = trajectory.role
+            raise GraderFailed(f"role {role!r} spoke and got no reward at all; Reward({role}=None) says not scored")
         usual = by_role.get(trajectory.role, episode)
         turns = tuple(
             msgspec.structs.replace(

@@ -94,14 +94,13 @@ def ending_lines(run: RunFolder, ending: Ending, policies: Sequence[str]) -> lis
     out.append(f"curve              {run.curve}")
     command = how_to_call()
     which = "" if len(policies) == 1 else f" --policy {policies[0]}" if policies else ""
-    out += [
-        "",
-        "next:",
-        f"  {command} models export {run.path}{which} my-model    # a folder that from_pretrained loads",
-        f"  {command} ledger {run.path}                # where every episode went",
-        f"  {command} trace {run.path} 1/0             # the journey of one episode",
-    ]
-    return out
+    calls = {
+        f"{command} models export {run.path}{which} my-model": "a folder that from_pretrained loads",
+        f"{command} ledger {run.path}": "where every episode went",
+        f"{command} trace {run.path} 1/0": "the journey of one episode",
+    }
+    width = max(len(call) for call in calls)
+    return [*out, "", "next:", *(f"  {call.ljust(width)}    # {what}" for call, what in calls.items())]
 
 
 def how_to_call() -> str:

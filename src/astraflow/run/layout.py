@@ -75,7 +75,7 @@ class RunFolder:
 
     @property
     def name(self) -> str:
-        return self.path.name
+        return self.path.resolve().name  # of "." too
 
     def create(self) -> RunFolder:
         """Raises ConfigError when a run is already in it: nothing of an older run is ever picked up (F69)."""
@@ -84,8 +84,13 @@ class RunFolder:
                 f"{self.path} already holds a run; 'astraflow resume {self.path}' goes on with it, "
                 "or name another folder by --run-dir"
             )
-        for folder in (self.path, self.weights, self.checkpoints, self.logs, self.payloads):
-            folder.mkdir(parents=True, exist_ok=True)
+        try:
+            for folder in (self.path, self.weights, self.checkpoints, self.logs, self.payloads):
+                folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"{self.path} cannot be made a run folder: {error.strerror or error}; name another by --run-dir"
+            ) from error
         return self
 
     def require(self) -> RunFolder:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
+from astraflow.errors import ConfigError
 from astraflow.run.config import Resolved
 from astraflow.run.finish import finish_run
 from astraflow.run.layout import RunFolder, read_json
@@ -13,17 +14,34 @@ from astraflow.run.run_db import open_run_db
 
 def stored_state(run: RunFolder) -> tuple[str | None, str | None]:
     """``running``, ``finished`` or ``failed`` as the ledger has it, and a failed one's error. None: no ledger yet."""
-    if not run.database.exists():
-        return None, None
-    with open_run_db(run.database) as db:
-        rows = db.connection.execute("SELECT key, value FROM meta WHERE key IN ('state', 'error')").fetchall()
-    found = {str(key): str(value) for key, value in rows}
+    found = _meta(run)
     return found.get("state"), found.get("error")
+
+
+def stored_name(run: RunFolder) -> str:
+    """The run's name: the folder's when the run began, wherever the folder lies now."""
+    try:
+        return _meta(run).get("run", run.name)
+    except ConfigError:  # its process ended before there were tables: it begins now
+        return run.name
+
+
+def _meta(run: RunFolder) -> dict[str, str]:
+    if not run.database.exists():
+        return {}
+    with open_run_db(run.database) as db:
+        rows = db.connection.execute("SELECT key, value FROM meta WHERE key IN ('run', 'state', 'error')").fetchall()
+    return {str(key): str(value) for key, value in rows}
 
 
 def is_finished(run: RunFolder) -> bool:
     """Every step committed and every evaluation done; false where there is no ledger yet."""
     return stored_state(run)[0] == "finished"
+
+
+def is_over(run: RunFolder) -> bool:
+    """Whoever answers where its dataflow once listened may be another program that has the port now."""
+    return stored_state(run)[0] in ("finished", "failed")
 
 
 def over_words(run: RunFolder) -> str:
@@ -34,6 +52,8 @@ def over_words(run: RunFolder) -> str:
     goes_on = f"'astraflow resume {run.path}' goes on with it"
     if state == "failed":
         return f"{run.path} failed: {error}; {goes_on}"
+    if not run.endpoint.exists():
+        return f"{run.path} runs with --in-process, where nobody can ask it, or is stopped; {goes_on}"
     return f"{run.path} is stopped: no dataflow answers; {goes_on}"
 
 

@@ -126,7 +126,13 @@ def _convert(node: Any, name: str, value: Any, setting: str) -> Any:
     try:
         return msgspec.convert(value, plain, strict=isinstance(value, bool))
     except (msgspec.ValidationError, TypeError) as error:
-        raise ConfigError(f"--set {setting}: {error}") from error
+        raise ConfigError(f"--set {setting}: {error}{_known_values(plain)}") from error
+
+
+def _known_values(kind: Any) -> str:
+    """What a name may be, where there are only a few."""
+    is_literal = typing.get_origin(kind) is typing.Literal
+    return f"; known: {', '.join(str(value) for value in typing.get_args(kind))}" if is_literal else ""
 
 
 def _plain_type(kind: Any) -> Any:

@@ -78,7 +78,9 @@ def test_what_is_no_reward_is_the_grader_s_failure(returned: Any) -> None:
 
 @pytest.mark.parametrize("reward", [Reward(), Reward(solver=1.0), Reward(turns={0: 1.0, 2: 1.0})])
 def test_a_role_that_spoke_and_got_nothing_is_the_grader_s_failure(reward: Reward) -> None:
-    with pytest.raises(GraderFailed, match=r"'(solver|verifier)' spoke and got no reward"):
+    with pytest.raises(
+        GraderFailed, match=r"'(solver|verifier)' spoke and got no reward at all; Reward\(\1=None\) says"
+    ):
         resolve(reward, TALK, roles=ROLES)
 
 

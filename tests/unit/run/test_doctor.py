@@ -271,6 +271,12 @@ def test_a_folder_that_is_no_run_is_refused_by_name(tmp_path: Path, capsys: pyte
         symptoms_of(RunFolder(tmp_path))
 
 
+def test_a_run_with_steps_to_go_is_not_said_to_run(made: MadeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    run = made.healthy().close()
+    main(["doctor", str(run.path)])
+    assert f"has steps to go; 'astraflow status {run.path}' tells who is at it" in capsys.readouterr().out
+
+
 def test_reading_changes_nothing(made: MadeRun) -> None:
     run = made.healthy().close()
     before = run.database.read_bytes()

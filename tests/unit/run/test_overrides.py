@@ -65,6 +65,7 @@ def test_types_are_those_of_the_field(recipe_with: Build) -> None:
         ("=3", "must be path=value"),
         ("steps=many", "Expected `int`"),
         ("steps=1.5", "Expected `int`"),
+        ("limits.retain=al", "known: checkpoint, all"),
         ("policies.main.trainable=maybe", "Expected `bool`"),
         ("tasks=x", "only the recipe can change"),
         ("pipeline=x", "only the recipe can change"),

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
+import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -17,7 +20,7 @@ from astraflow.run.changed_tasks import accept_changed_tasks
 from astraflow.run.cli import main
 from astraflow.run.config import Resolved, load_config, resolve
 from astraflow.run.layout import RunFolder, write_json
-from astraflow.run.over import is_finished, say_finished
+from astraflow.run.over import is_finished, say_finished, stored_name
 from astraflow.run.prepare import create_run
 from astraflow.run.recipe import Policy, Recipe
 from astraflow.run.spec import run_spec
@@ -26,6 +29,7 @@ from astraflow.tasks.generated import GeneratedTasks
 from astraflow.tasks.lists import ListTasks
 from astraflow.types import Task
 from astraflow.wire.codec import decode, encode
+from astraflow.wire.tokens import Tokens
 
 RECIPE = """
 from pathlib import Path
@@ -270,6 +274,9 @@ def test_status_of_a_run_that_is_over_says_how_it_ended(
     if state == "failed":
         store.set("error", "no luck")
     store.connection.close()
+    if state == "running":
+        Tokens.make(("main",)).write(started.path)
+        write_json(started.endpoint, {"url": "http://127.0.0.1:1", "pid": 1})
     assert main(["status", str(started.path)]) == code
     assert words in capsys.readouterr().out
     assert main(["status", str(started.path), "--json"]) == code
@@ -292,3 +299,53 @@ def test_a_run_that_could_not_be_made_leaves_no_folder(
     with pytest.raises(ConfigError, match="nowhere"):
         create_run(resolved, kept)
     assert (kept / "notes.txt").exists()
+
+
+def test_a_port_that_another_program_has_now_does_not_speak_for_a_run_that_is_over(
+    started: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finish(started)
+    Tokens.make(("main",)).write(started.path)
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        write_json(started.endpoint, {"url": f"http://127.0.0.1:{other.server_port}", "pid": 1})
+        assert main(["status", str(started.path)]) == 0
+        assert main(["pool", str(started.path)]) == 2
+        other.shutdown()
+    shown = capsys.readouterr()
+    assert "has finished; 'astraflow ledger" in shown.out
+    assert "has finished; 'astraflow ledger" in shown.err
+
+
+def test_a_run_that_answers_nobody_may_be_in_process(started: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", str(started.path)]) == 1
+    assert "runs with --in-process, where nobody can ask it, or is stopped" in capsys.readouterr().out
+
+
+def test_a_folder_that_was_moved_is_the_same_run(started: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = RunFolder(started.path.rename(started.path.with_name("elsewhere")))
+    resolved = load_config(moved.path)
+    assert (moved.name, stored_name(moved)) == ("elsewhere", "run")
+    Ledger(connect(moved.database), run_spec(resolved, stored_name(moved))).open()
+    monkeypatch.chdir(moved.path)
+    assert RunFolder(Path()).name == "elsewhere"
+    moved.database.write_bytes(b"")
+    assert stored_name(moved) == "elsewhere"  # killed before it wrote anything
+
+
+def test_a_folder_that_cannot_be_made_is_a_sentence_that_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(ConfigError, match=r"cannot be made a run folder: .*; name another by --run-dir"):
+            RunFolder(path).create()
+
+
+def test_a_dataflow_that_cannot_listen_leaves_no_folder(
+    tmp_path: Path, started: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = next(str(each) for each in tmp_path.glob("resume_*.py"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        words = ["dataflow", recipe, "--run-dir", str(tmp_path / "new"), "--port", str(taken.getsockname()[1])]
+        assert main(words) == 2
+    assert "is in use" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()

@@ -35,8 +35,10 @@ def main(args: Args) -> int:
     from astraflow.run.serve_dataflow import serve_dataflow
     from astraflow.run.tls import server_context
     from astraflow.wire.rate import rate_of_mbit
+    from astraflow.wire.server import require_port
 
     hold_lifeline()
+    require_port(args.host, args.port)  # before a folder is made for a run that could not begin
     run, resolved = open_run(args.recipe, args.run_dir, args.set, args.seed)
     context = server_context(args.tls_cert, args.tls_key)
     rate = rate_of_mbit(args.weights_mbit, "--weights-mbit")

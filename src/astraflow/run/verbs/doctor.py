@@ -34,5 +34,6 @@ def main(args: Args) -> int:
     else:
         for diagnosis in found:
             print("\n".join(diagnosis_lines(diagnosis)))
-        print(f"run {run.path}: {state}" + (f" ({error})" if error else ""))
+        known = f"has steps to go; 'astraflow status {run.path}' tells who is at it" if state == "running" else state
+        print(f"run {run.path}: {known}" + (f" ({error})" if error else ""))
     return 1 if any(each.state is State.BROKEN for each in found) else 0

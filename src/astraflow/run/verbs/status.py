@@ -52,8 +52,10 @@ def _over(path: Path, *, as_json: bool) -> int:
 
 async def _ask(run: str) -> StatusReply | None:
     """None: of a run folder whose dataflow does not answer."""
-    from astraflow.errors import ConfigError, Unavailable
+    from astraflow.errors import AstraFlowError, ConfigError, Unavailable
+    from astraflow.run.layout import RunFolder
     from astraflow.run.operate import dataflow_of
+    from astraflow.run.over import is_over
     from astraflow.wire.client import HttpDataflow
 
     is_url = "://" in run
@@ -64,7 +66,10 @@ async def _ask(run: str) -> StatusReply | None:
     async with HttpDataflow(url, token, retry_s=2.0, timeout_s=10.0) as client:
         try:
             return await client.status()
-        except Unavailable as error:
-            if not is_url:
+        except AstraFlowError as error:
+            is_gone = isinstance(error, Unavailable)
+            if not is_url and (is_gone or is_over(RunFolder(Path(run)))):
                 return None
+            if not is_gone:
+                raise
             raise ConfigError(f"no dataflow answers at {url}: it has ended, or is not reached from here") from error
