@@ -130,7 +130,9 @@ def test_who_is_refused_and_why(dataflow: Dataflow, cli: Cli, write_recipe: Writ
     settings = ("--set", "steps=4")
     assert "token" in refused(cli, dataflow, dataflow.recipe, *settings, token="x" * 43)
     assert "token" in refused(cli, dataflow, dataflow.recipe, *settings, token="")
-    assert "has config" in refused(cli, dataflow, dataflow.recipe, "--set", "steps=5", token=worker)
+    words = refused(cli, dataflow, dataflow.recipe, "--set", "steps=5", "--set", "rollout.slots=3", token=worker)
+    assert "has config" in words
+    assert words.endswith("; what differs: rollout.slots is 16 in the run, 3 there; steps is 4 in the run, 5 there")
     other = write_recipe("return Reward(1.0)")
     words = refused(cli, dataflow, other, *settings, token=worker)
     assert "has code" in words

@@ -24,6 +24,7 @@ from astraflow.dataflow import trainers
 from astraflow.dataflow.commits import Commits
 from astraflow.dataflow.components import ROLLOUT, TRAINER
 from astraflow.dataflow.cutting import try_batch
+from astraflow.dataflow.handshake import require_same
 from astraflow.dataflow.leasing import try_lease
 from astraflow.dataflow.ledger import USER_CODE, Ledger
 from astraflow.dataflow.pool import Pool
@@ -34,7 +35,7 @@ from astraflow.dataflow.status import events, status
 from astraflow.dataflow.store import connect, lock_run
 from astraflow.dataflow.sweeps import goodbye, sweep
 from astraflow.dataflow.watchdog import Watchdog
-from astraflow.errors import BadRequest, ConfigMismatch, StorageFull, Unavailable
+from astraflow.errors import BadRequest, StorageFull, Unavailable
 from astraflow.types import Manifest
 from astraflow.wire import messages as m
 
@@ -222,15 +223,7 @@ class DataflowService:
 
     async def hello(self, request: m.HelloRequest) -> m.HelloReply:
         spec = self.spec
-        for what, ours, theirs in (
-            ("config", spec.config_digest, request.config_digest),
-            ("code", spec.code_digest, request.code_digest),
-        ):
-            if ours and ours != theirs:
-                raise ConfigMismatch(
-                    f"{request.component} {request.name!r} has {what} {theirs[:12] or 'of no digest'}, "
-                    f"run {spec.run} has {ours[:12]}: start it from the same {what}"
-                )
+        require_same(spec, request)
         _require_component(request.component)
         await self._commits.write(lambda now: self._heard(now, request.component, request.name, request.incarnation))
         return m.HelloReply(

@@ -154,6 +154,8 @@ class RunSpec:
     config_digest: str = ""
     """Empty: not checked."""
     code_digest: str = ""
+    config: dict[str, str] = field(default_factory=dict)
+    """Path of each setting to its value as JSON: what a process of another config is told apart by."""
 
     def __post_init__(self) -> None:
         _at_least("RunSpec.steps", self.steps, 0)

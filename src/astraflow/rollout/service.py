@@ -73,10 +73,11 @@ class RolloutService:
         clock: Clock | None = None,
         activity: Activity | None = None,
         relay: Relay | None = None,
+        config: Mapping[str, str] | None = None,
     ) -> None:
-        """``relay``: the worker's place among others that share weights."""
+        """``relay``: the worker's place among others that share weights. ``config``: told with the first call."""
         self.name = name
-        self._relay = relay
+        self._relay, self._config = relay, dict(config or {})
         self.activity = activity or Activity(clock or SystemClock())
         watch_weights(self.activity, policies)
         self.incarnation = incarnation
@@ -140,6 +141,7 @@ class RolloutService:
             incarnation=self.incarnation,
             config_digest=self._capabilities.config_digest,
             code_digest=self._capabilities.code_digest,
+            config=self._config,
         )
         deadline = self._clock.monotonic() + NAME_PATIENCE_S
         while True:

@@ -25,6 +25,9 @@ from astraflow.run.overrides import apply_overrides, nearest_keyword
 from astraflow.run.recipe import Recipe
 from astraflow.run.task_record import describe_changed_tasks, record_tasks, without_tasks
 
+MOST_SETTINGS, MOST_CHARS = 2048, 120
+"""Of what a process tells of its config when it joins: below the limit of a call's body, whatever a recipe holds."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Resolved:
@@ -50,6 +53,11 @@ class Resolved:
             "code_digest": self.code_digest,
             "config": self.config,
         }
+
+    def settings(self) -> dict[str, str]:
+        """Path of each setting to its value as JSON, as it is told to dataflow; empty where that would be too much."""
+        told = {path[:MOST_CHARS]: _short(canonical_json(value).decode()) for path, value in _flat(self.config)}
+        return told if len(told) <= MOST_SETTINGS else {}
 
 
 def resolve(reference: str, overrides: Sequence[str] = (), seed: int | None = None) -> Resolved:
@@ -157,6 +165,13 @@ def to_plain(value: Any) -> Any:
     if inspect.isroutine(value) or isinstance(value, type):
         return f"{getattr(value, '__module__', None) or 'builtins'}:{value.__qualname__}"
     return _object(value)
+
+
+def _short(text: str) -> str:
+    """What is too long is still told from another of the same beginning."""
+    if len(text) <= MOST_CHARS:
+        return text
+    return f"{text[:24]}...sha256:{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 def _object(value: Any) -> dict[str, Any]:

@@ -132,8 +132,7 @@ def build_rollout(
     ``serves``: which policies have an engine here; the others are asked for at the endpoints of other workers.
     """
     recipe = resolved.recipe
-    settings = recipe.rollout_settings()
-    serves = serves or Serves()
+    settings, serves = recipe.rollout_settings(), serves or Serves()
     policies, remote = _engines(recipe, serves.own(recipe), store, cache)
     engines: dict[str, Engine] = {**{name: served.engine for name, served in policies.items()}, **remote}
     templates = {name: ChatTemplate.from_folder(policy.folder()) for name, policy in recipe.policies.items()}
@@ -172,6 +171,7 @@ def build_rollout(
         settings=settings,
         elsewhere=Elsewhere(remote.values(), serves.endpoint(policies, lambda policy, at: service.hold(policy, at))),
         relay=relay,
+        config=resolved.settings(),
     )
     player.hold = service.hold
     player.waiting = service.activity.waiting

@@ -75,6 +75,7 @@ def build_trainer(
             name=policy,
             config_digest=resolved.digest,
             code_digest=resolved.code_digest,
+            config=resolved.settings(),
         ),
         dataflow=dataflow,
         backend=backend,

@@ -42,4 +42,5 @@ def run_spec(resolved: Resolved, run: str) -> RunSpec:
         scaling=recipe.scaling,
         config_digest=resolved.digest,
         code_digest=resolved.code_digest,
+        config=resolved.settings(),
     )

@@ -22,7 +22,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -67,6 +67,8 @@ class TrainerIdentity:
     name: str
     config_digest: str = ""
     code_digest: str = ""
+    config: dict[str, str] = field(default_factory=dict)
+    """Path of each setting to its value as JSON, told with the first call."""
     incarnation: str = ""
     """Empty: drawn at the start of the loop."""
 
@@ -316,6 +318,7 @@ class TrainLoop:
             incarnation=self._incarnation,
             config_digest=who.config_digest,
             code_digest=who.code_digest,
+            config=who.config,
             policy=who.policy,
         )
 

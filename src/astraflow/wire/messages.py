@@ -65,6 +65,8 @@ class HelloRequest(Record, frozen=True, kw_only=True):
     config_digest: str = ""
     code_digest: str = ""
     policy: str | None = None
+    config: dict[str, str] = {}
+    """Path of each setting to its value as JSON, so that a refusal can name those that differ; empty: not told."""
 
 
 class HelloReply(Record, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from astraflow.errors import ConfigError
-from astraflow.run.config import describe_differences, load_config, resolve, to_plain
+from astraflow.run.config import MOST_CHARS, describe_differences, load_config, resolve, to_plain
 from astraflow.run.layout import write_json
 from tests.e2e.conftest import GOOD, RECIPE
 
@@ -107,6 +108,21 @@ def test_differences_name_paths_and_both_values() -> None:
     assert words == "a.b: 1 → 3; c: 2 → None; d: None → 4"
     many = describe_differences({str(i): i for i in range(9)}, {})
     assert many.endswith("and 4 more")
+
+
+def test_f99_every_process_tells_its_settings_by_path(recipe_file: Path) -> None:
+    four, five = (resolve(str(recipe_file), [f"steps={n}"]).settings() for n in (4, 5))
+    assert (four["steps"], five["steps"]) == ("4", "5")
+    assert {path for path in four.keys() | five.keys() if four.get(path) != five.get(path)} == {"steps"}
+    assert all(len(text) <= MOST_CHARS for pair in four.items() for text in pair)
+
+
+def test_f99_what_is_told_of_a_config_is_bounded_and_long_values_stay_apart(recipe_file: Path) -> None:
+    plain = resolve(str(recipe_file))
+    one, other = (dataclasses.replace(plain, config={"a": "x" * 9000 + end}).settings()["a"] for end in "yz")
+    assert one != other and max(len(one), len(other)) <= MOST_CHARS
+    many = dataclasses.replace(plain, config={str(n): n for n in range(5000)})
+    assert many.settings() == {}
 
 
 def test_a_flag_that_would_change_nothing_is_refused(recipe_file: Path) -> None:
