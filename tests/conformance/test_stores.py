@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 
 from astraflow.errors import AstraFlowError, BadRequest, DigestMismatch, Forbidden, NotFound, StorageFull
@@ -158,6 +159,20 @@ def test_rot_is_found_and_the_next_put_heals_it(tmp_path: Path) -> None:
             await store.get(file, tmp_path / "b")
         assert not (tmp_path / "b").exists()
         await store.put(source)
+        await store.get(file, tmp_path / "b")
+        assert (tmp_path / "b").read_bytes() == content(5000)
+
+    run(scenario)
+
+
+def test_who_asks_for_a_wrong_size_takes_nothing_from_others(tmp_path: Path) -> None:
+    """A relay is told a size by whoever asks it."""
+
+    async def scenario() -> None:
+        store = DirStore(tmp_path / "s")
+        file = await store.put(write(tmp_path, "a.safetensors", content(5000)))
+        with pytest.raises(DigestMismatch, match="expected 17 bytes"):
+            await store.get(msgspec.structs.replace(file, size_bytes=17), tmp_path / "b")
         await store.get(file, tmp_path / "b")
         assert (tmp_path / "b").read_bytes() == content(5000)
 

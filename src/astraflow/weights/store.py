@@ -125,8 +125,11 @@ class DirStore:
                 verify(part, file)
                 part.replace(into)
         except DigestMismatch:
-            # What rotted here must not stay: the next put of the same content writes it anew.
-            self._place(file.sha256).unlink(missing_ok=True)
+            # What rotted here must not stay: the next put of the same content writes it anew. Who asked for a wrong
+            # size is wrong himself: nothing is taken from others.
+            with contextlib.suppress(NotFound):
+                if sha256_of(self._place(file.sha256)) != file.sha256:
+                    self._place(file.sha256).unlink(missing_ok=True)
             into.unlink(missing_ok=True)
             raise
         finally:

@@ -448,6 +448,8 @@ def test_a_pull_with_a_wrong_size_does_not_spoil_the_relays_own(tmp_path: Path) 
             await asyncio.sleep(0.1)
             region.origin.gate.set()
             await own
+            await asyncio.gather(*(flight.task for flight in relay._flights.values()), return_exceptions=True)
+            assert await region.origin.has(file.sha256)  # nor the origin's
 
     run(scenario)
 
