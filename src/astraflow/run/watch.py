@@ -79,4 +79,10 @@ def _parts(status: StatusReply) -> dict[str, str]:
     alive = [component for component in status.components if component.state == "alive"]
     parts = {f"{component.component} {component.name}": wait_words(component) for component in alive}
     parts |= {f"policy {policy.policy}": policy.waits for policy in status.policies if policy.waits}
+    failed = {
+        kind: int(count) for name, count in status.counters.items() if (kind := name.removeprefix("failed/")) != name
+    }
+    if failed:  # nobody waits for these, and a run may have nothing else
+        kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(failed.items()))
+        parts["failures"] = f"{kinds}; {status.episodes.get('given_up', 0)} episodes given up"
     return parts
