@@ -19,8 +19,8 @@ from astraflow.engines.base import GenerateRequest
 from astraflow.errors import ConfigError, NotFound, Unauthorised, Unavailable
 from astraflow.rollout.served import ServedPolicy
 from astraflow.wire.codec import decode
+from astraflow.wire.listener import Listener, is_loopback
 from astraflow.wire.replies import errors_as_records, read_body, record_response
-from astraflow.wire.server import bind_sentence, is_loopback
 from astraflow.wire.tokens import derived, is_bearer_of
 
 log = logging.getLogger("astraflow.rollout")
@@ -58,36 +58,23 @@ class PolicyEndpoint:
         if not is_loopback(host):
             log.warning("no_tls engine_host=%s: prompts and replies cross the network readable", host)
         self._policies, self._hold = policies, hold
-        self._host, self._port = host, port
         self._token = token
-        self._runner: web.AppRunner | None = None
         self._app = web.Application(middlewares=[errors_as_records], client_max_size=1 << 62)
+        self._listener = Listener(self._app, host=host, port=port, close_s=CLOSE_S)
         place = f"{PATH}/{{policy}}"
         self._app.add_routes([web.get(place, self._info), web.post(f"{place}/generate", self._generate)])
 
     @property
     def url(self) -> str:
         """Where it listens, as others may reach it; the port is the real one once it has started."""
-        return f"http://[{self._host}]:{self._port}" if ":" in self._host else f"http://{self._host}:{self._port}"
+        return self._listener.url
 
     async def start(self) -> None:
         """Listen. Raises ConfigError if the address cannot be had."""
-        runner = web.AppRunner(
-            self._app, handler_cancellation=True, access_log=None, shutdown_timeout=CLOSE_S, auto_decompress=False
-        )
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, self._host, self._port).start()
-        except OSError as error:
-            await runner.cleanup()
-            raise ConfigError(bind_sentence(self._host, self._port, error)) from error
-        self._runner = runner
-        self._port = int(runner.addresses[0][1])
+        await self._listener.start()
 
     async def close(self) -> None:
-        runner, self._runner = self._runner, None
-        if runner is not None:
-            await runner.cleanup()
+        await self._listener.close()
 
     async def _info(self, request: web.Request) -> web.StreamResponse:
         return record_response(self._policy(request).engine.info())

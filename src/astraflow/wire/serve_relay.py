@@ -15,10 +15,10 @@ from aiohttp import web
 
 from astraflow.errors import ConfigError, Unauthorised
 from astraflow.wire.blobs import Pull, Readable
+from astraflow.wire.listener import Listener, is_loopback
 from astraflow.wire.rate import ByteRate
 from astraflow.wire.replies import errors_as_records
 from astraflow.wire.serve_blobs import BlobReader
-from astraflow.wire.server import bind_sentence, is_loopback
 from astraflow.wire.tokens import derived, is_bearer_of
 
 log = logging.getLogger("astraflow.wire")
@@ -57,35 +57,22 @@ class RelayServer:
         if host in ("0.0.0.0", "::") and not address:
             raise ConfigError(f"a relay on {host} must say its address: others cannot reach {host}")
         self._token = token
-        self._host, self._port, self._address, self._ssl = host, port, address or host, ssl
-        self._close_s = close_s
-        self._runner: web.AppRunner | None = None
         self._app = web.Application(middlewares=[errors_as_records])
         self._app.add_routes(BlobReader(files, self._check, rate=rate, pull=pull).routes())
+        self._listener = Listener(self._app, host=host, port=port, address=address, ssl=ssl, close_s=close_s)
 
     @property
     def url(self) -> str:
         """Where others find it; the port is the real one once it has started."""
-        host = f"[{self._address}]" if ":" in self._address else self._address
-        return f"{'https' if self._ssl else 'http'}://{host}:{self._port}"
+        return self._listener.url
 
     async def start(self) -> None:
         """Listen. ConfigError if the address cannot be had."""
-        runner = web.AppRunner(self._app, handler_cancellation=True, access_log=None, shutdown_timeout=self._close_s)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, self._host, self._port, ssl_context=self._ssl).start()
-        except OSError as error:
-            await runner.cleanup()
-            raise ConfigError(bind_sentence(self._host, self._port, error)) from error
-        self._runner = runner
-        self._port = int(runner.addresses[0][1])
+        await self._listener.start()
 
     async def close(self) -> None:
         """Stop listening; who is being served has ``close_s``, and resumes elsewhere."""
-        runner, self._runner = self._runner, None
-        if runner is not None:
-            await runner.cleanup()
+        await self._listener.close()
 
     def _check(self, request: web.Request) -> None:
         if self._token is not None and not is_bearer_of(self._token, request.headers.get("Authorization", "")):

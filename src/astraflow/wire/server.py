@@ -12,10 +12,7 @@ A caller that leaves a long poll consumes nothing: leases that it can no longer 
 from __future__ import annotations
 
 import asyncio
-import errno
-import ipaddress
 import logging
-import socket
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
@@ -31,6 +28,7 @@ from astraflow.wire.blobs import Blobs
 from astraflow.wire.calls import CALLS, MANY, POOL, PREFIX, STATUS, TARGET, Call
 from astraflow.wire.codec import decode
 from astraflow.wire.finite import require_finite
+from astraflow.wire.listener import Listener, is_loopback
 from astraflow.wire.names import require_names, require_numbers
 from astraflow.wire.protocol import Dataflow
 from astraflow.wire.rate import ByteRate
@@ -75,54 +73,36 @@ class Server:
         self._dataflow = dataflow
         self._tokens = tokens
         self._metrics = metrics
-        self._host, self._port, self._ssl = host, port, ssl
         self._close_s = close_s
         self._polls: set[asyncio.Task[Any]] = set()
         self._calls: set[asyncio.Task[Any]] = set()
         self._closing = False
-        self._runner: web.AppRunner | None = None
         self._app = web.Application(middlewares=[errors_as_records], client_max_size=1 << 62)
         self._app.add_routes([web.post(f"{PREFIX}/{call.name}", self._handler(call)) for call in CALLS.values()])
         self._app.add_routes([web.post(f"{PREFIX}/{MANY.name}", self._submit_many)])
         self._app.add_routes([web.get(f"{PREFIX}/{name}", self._asked(name)) for name in (STATUS, POOL, TARGET)])
         self._app.add_routes([web.get("/metrics", self._metrics_text)])
+        self._listener = Listener(self._app, host=host, port=port, ssl=ssl, close_s=close_s)
         if store is not None:
             self._app.add_routes(BlobEndpoints(store, self._grant, limit_bytes=file_limit_bytes, rate=rate).routes())
 
     @property
     def url(self) -> str:
         """Where it listens; the port is the real one once it has started."""
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"{'https' if self._ssl else 'http'}://{host}:{self._port}"
+        return self._listener.url
 
     async def start(self) -> None:
         """Listen. ConfigError if the address cannot be had."""
-        # Bodies are taken as they come: who sends a compressed one is told so, and nothing is unpacked for him.
-        runner = web.AppRunner(
-            self._app,
-            handler_cancellation=True,
-            access_log=None,
-            shutdown_timeout=self._close_s,
-            auto_decompress=False,
-        )
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, self._host, self._port, ssl_context=self._ssl).start()
-        except OSError as error:
-            await runner.cleanup()
-            raise ConfigError(bind_sentence(self._host, self._port, error)) from error
-        self._runner = runner
-        self._port = int(runner.addresses[0][1])
+        await self._listener.start()
 
     async def close(self) -> None:
         """Stop listening, end long polls as Unavailable, let running calls finish until the deadline."""
-        runner, self._runner = self._runner, None
-        if runner is None:
+        if not self._listener.is_open:
             return
         self._closing = True
         for poll in self._polls:
             poll.cancel()
-        await runner.cleanup()
+        await self._listener.close()
         if self._calls:
             await asyncio.wait(self._calls, timeout=self._close_s)
 
@@ -248,27 +228,3 @@ def _look_at_error(task: asyncio.Task[Any]) -> None:
     error = None if task.cancelled() else task.exception()
     if error is not None and not isinstance(error, AstraFlowError):
         log.error("call_failed %s", type(error).__name__, exc_info=error)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach it."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def require_port(host: str, port: int) -> None:
-    """Raises ConfigError if nothing could listen there now. Port 0 is any free one."""
-    try:
-        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
-            return
-    except OSError as error:
-        raise ConfigError(bind_sentence(host, port, error)) from error
-
-
-def bind_sentence(host: str, port: int, error: OSError) -> str:
-    """Why nothing can listen there."""
-    if error.errno == errno.EADDRINUSE:
-        return f"port {port} on {host} is in use: stop what listens there or choose another port"
-    return f"cannot listen on {host} port {port}: {error.strerror or error}"

@@ -34,8 +34,8 @@ def main(args: Args) -> int:
     from astraflow.run.prepare import open_run
     from astraflow.run.serve_dataflow import serve_dataflow
     from astraflow.run.tls import server_context
+    from astraflow.wire.listener import require_port
     from astraflow.wire.rate import rate_of_mbit
-    from astraflow.wire.server import require_port
 
     hold_lifeline()
     require_port(args.host, args.port)  # before a folder is made for a run that could not begin

@@ -38,7 +38,7 @@ def main(args: Args) -> int:
     from astraflow.run.prepare import create_run
     from astraflow.run.supervisor import Listen
     from astraflow.run.tls import server_context
-    from astraflow.wire.server import require_port
+    from astraflow.wire.listener import require_port
 
     server_context(args.tls_cert, args.tls_key)
     require_port(args.host, args.port)  # before a folder is made for a run that could not begin
