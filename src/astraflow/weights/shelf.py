@@ -7,6 +7,7 @@ shelf still holds, the newest are kept while they fit into ``limit_bytes``.
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import threading
 from collections import OrderedDict
@@ -40,8 +41,7 @@ class Shelf:
     def add(self, file: WeightFile, source: Path) -> None:
         """Show a verified file that nobody will write to again. Raises OSError when the disk is full."""
         place = self._place(file.sha256)
-        part = self.folder / f"{PART}{file.sha256}"
-        part.unlink(missing_ok=True)
+        part = self.folder / f"{PART}{secrets.token_hex(8)}"
         try:
             try:
                 os.link(source, part)
@@ -57,7 +57,7 @@ class Shelf:
 
     def lend(self, file: WeightFile, into: Path) -> bool:
         """Make ``into`` a verified link or copy of it; False if it is not here, or has rotted. ``into`` may exist."""
-        part = into.with_name(f"{PART}lent-{file.sha256}")
+        part = into.with_name(f"{PART}lent-{into.name}")  # two may take the same file into one folder at a time
         part.unlink(missing_ok=True)
         try:
             try:

@@ -178,6 +178,19 @@ def test_the_relays_own_pull_and_what_others_ask_are_one(tmp_path: Path) -> None
     run(scenario)
 
 
+def test_two_who_take_a_file_into_one_folder_do_not_take_each_other_s(tmp_path: Path) -> None:
+    """Each links to a name of its own before the file is looked at and moved to its place."""
+    shelf, data = Shelf(tmp_path / "shelf", limit_bytes=1 << 30), bytes(range(256)) * 4096
+    file = WeightFile(name="w", sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data))
+    (tmp_path / "source").write_bytes(data)
+    shelf.add(file, tmp_path / "source")
+    with ThreadPoolExecutor(8) as pool:
+        places = [tmp_path / f"taken-{n}" for n in range(160)]
+        assert all(pool.map(lambda into: shelf.lend(file, into), places))
+    assert {place.read_bytes() for place in places} == {data}
+    assert not list(tmp_path.glob(".part*"))
+
+
 def test_relays_never_wait_for_each_other_in_a_circle(tmp_path: Path) -> None:
     """Each knows the others; all begin at once: every one ends, by the origin or by one that holds the file."""
 

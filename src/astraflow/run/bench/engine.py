@@ -50,7 +50,7 @@ def run(
     *,
     model_dir: Path | None = None,
     requests: int = 256,
-    slots: int = 64,
+    slots: int = 128,
     threads: int = 2,
     seed: int = 0,
     batches: Sequence[int] = RIVAL_BATCHES,
