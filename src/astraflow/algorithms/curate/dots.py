@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from astraflow.algorithms.base import Admission, GroupSummary, State
-from astraflow.algorithms.curate.pool import Pool, check_above_zero, check_at_least, check_share, draw, sparse, unsparse
-from astraflow.algorithms.curate.prioritised import Resting
+from astraflow.algorithms.curate.draws import Draws
+from astraflow.algorithms.curate.pool import Pool, check_above_zero, check_at_least, check_share, sparse, unsparse
 from astraflow.algorithms.curate.rewards import Rewards
 from astraflow.tasks.base import TaskSource
 from astraflow.types import Array
@@ -44,7 +44,6 @@ class Dots:
         check_above_zero("Dots.sharpness", sharpness)
         check_at_least("Dots.references", references, 1)
         check_at_least("Dots.refresh", refresh, 1)
-        check_at_least("Dots.rest", rest, 0)
         self._pool = Pool("Dots", tasks, group_size=group_size, seed=seed)
         if feature is not None:
             self._pool.embed("Dots", feature)
@@ -55,8 +54,7 @@ class Dots:
         self._sharpness = sharpness
         self._most = references
         self._refresh = refresh
-        self._resting = Resting(rest)
-        self._position = 0
+        self._draws = Draws("Dots", self._pool, rest=rest)
         self._measured: dict[int, float] = {}
         """Place → difficulty, the one measured last at the end."""
         self._references: dict[int, float] = {}
@@ -88,17 +86,13 @@ class Dots:
         return np.asarray(np.exp(-(distance - distance.min()) / self._tau))
 
     def next(self) -> Admission:
-        place = draw(self._resting.of(self.weights()), self._pool.chance(self._position))
-        self._position += 1
-        self._resting.add(place, self._pool.size)
-        return self._pool.admit(place)
+        return self._draws.next(self.weights())
 
     def observe(self, summary: GroupSummary) -> None:
-        place = self._pool.place(summary.task)
-        rewards = None if place is None else self._rewards.look(summary)
-        success = None if rewards is None else self._rewards.success(rewards)
-        if place is None or success is None:
+        judged = self._rewards.judge(summary, self._pool)
+        if judged is None:
             return
+        place, success = judged
         self._measured.pop(place, None)
         self._measured[place] = 1 - success
         self._since += 1
@@ -123,17 +117,14 @@ class Dots:
             "measured": sparse(self._measured, "float64"),
             "references": sparse(self._references, "float64"),
             "since": self._since,
-            "resting": self._resting.state(),
         }
-        return self._pool.state(self._position, learned)
+        return self._draws.state(learned)
 
     def load_state_dict(self, state: State) -> None:
-        learned = self._pool.learned(state)
-        self._position = int(state["position"])
+        learned = self._draws.load(state)
         self._predicted = None
         self._measured = unsparse(learned["measured"]) if learned else {}
         self._references = unsparse(learned["references"]) if learned else {}
         self._since = int(learned["since"]) if learned else 0
-        self._resting.load(learned["resting"] if learned else [])
         if learned:
             self._rewards.load_state_dict(learned["rewards"])

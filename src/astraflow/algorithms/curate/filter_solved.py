@@ -74,11 +74,10 @@ class FilterSolved:
                 return self._pool.admit(place)
 
     def observe(self, summary: GroupSummary) -> None:
-        place = self._pool.place(summary.task)
-        rewards = None if place is None else self._rewards.look(summary)
-        success = None if rewards is None else self._rewards.success(rewards)
-        if place is None or success is None:
+        judged = self._rewards.judge(summary, self._pool)
+        if judged is None:
             return
+        place, success = judged
         if success < self._solved_at:
             self._streak.pop(place, None)
             self._solved.pop(place, None)

@@ -8,6 +8,7 @@ from enum import IntEnum
 import numpy as np
 
 from astraflow.algorithms.base import GroupSummary, State
+from astraflow.algorithms.curate.pool import Pool
 from astraflow.errors import ConfigError
 from astraflow.types import Array
 
@@ -77,6 +78,13 @@ class Rewards:
         # Halves, so that a range of 1e308 on either side does not overflow.
         share = (rewards / 2 - low / 2) / (high / 2 - low / 2)
         return float(np.mean(np.clip(share, 0.0, 1.0)))
+
+    def judge(self, summary: GroupSummary, pool: Pool) -> tuple[int, float] | None:
+        """Place and success of a group's task; None: another's task, another policy's, or nothing in it counts."""
+        place = pool.place(summary.task)
+        rewards = None if place is None else self.look(summary)
+        success = None if rewards is None else self.success(rewards)
+        return None if place is None or success is None else (place, success)
 
     def state_dict(self) -> State:
         return {"policy": self._policy, "seen": None if self._seen is None else list(self._seen)}
