@@ -40,17 +40,9 @@ class GenericModel:
         return int(getattr(self._config, "max_position_embeddings", None) or 2048)
 
     @property
-    def shares_prefixes(self) -> bool:
-        return False
-
-    def copy_prefix(self, source: int, target: int, length: int) -> None:
-        raise NotImplementedError
-
-    def save_prefix(self, slot: int, length: int) -> Any:
-        raise NotImplementedError
-
-    def restore_prefix(self, saved: Any, slot: int, length: int) -> None:
-        raise NotImplementedError
+    def copies(self) -> None:
+        """A cache of transformers is not ours to cut: every prompt is computed."""
+        return None
 
     def forget(self, slot: int) -> None:
         self._past.pop(slot, None)

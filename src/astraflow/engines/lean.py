@@ -48,8 +48,8 @@ class LeanModel:
         return self._shape.context
 
     @property
-    def shares_prefixes(self) -> bool:
-        return True
+    def copies(self) -> LeanModel:
+        return self
 
     def prepare(self, tensors: Mapping[str, torch.Tensor]) -> LeanWeights:
         return prepare(self._shape, tensors, dtype=self._dtype, device=self._device)

@@ -30,6 +30,7 @@ class _Saved:
 class Prefixes:
     def __init__(self, model: Model, *, slots: int, budget: int) -> None:
         self._model = model
+        self._copies = model.copies
         self._budget = budget
         self._tokens = np.full((slots, 64), -1, np.int32)
         """Per slot the tokens that it holds; -1 beyond them, which equals no token."""
@@ -45,7 +46,7 @@ class Prefixes:
         """The sequence takes its slot: what it holds of the prompt stays, the rest is saved or forgotten."""
         slot = sequence.slot
         prompt = sequence.request.tokens
-        if not self._model.shares_prefixes:
+        if self._copies is None:
             self._model.forget(slot)
             return
         same = self._owner[slot] is sequence.held
@@ -60,7 +61,7 @@ class Prefixes:
 
     def extend(self, sequence: Sequence) -> None:
         """Tokens up to ``sequence.cached`` are in the slot now."""
-        if not self._model.shares_prefixes:
+        if self._copies is None:
             return
         known = self._tokens[sequence.slot]
         if sequence.cached > len(known):
@@ -100,7 +101,7 @@ class Prefixes:
 
     def choose(self, free: list[int], prompt: Array, held: Held) -> int:
         """Which free slot a prompt takes: the one that it continues, else one that nobody can use, else the oldest."""
-        if not self._model.shares_prefixes:
+        if self._copies is None:
             return free[0]
         common = self._common(prompt)
         best = max(free, key=lambda slot: common[slot] if self._owner[slot] is held else 0)
@@ -110,7 +111,7 @@ class Prefixes:
 
     def leader(self, sequence: Sequence, running: list[Sequence]) -> tuple[Sequence, int] | None:
         """An earlier sequence that is computing the longest prefix in common, and how long that is."""
-        if not self._model.shares_prefixes:
+        if self._copies is None:
             return None
         best: tuple[Sequence, int] | None = None
         for other in running:
@@ -125,12 +126,12 @@ class Prefixes:
     def fill(self, sequence: Sequence) -> None:
         """Copy the longest known prefix of the prompt into the sequence's slot, if that is more than it has."""
         source, length = self._best(sequence)
-        if length <= sequence.cached:
+        if self._copies is None or length <= sequence.cached:
             return
         if isinstance(source, int):
-            self._model.copy_prefix(source, sequence.slot, length)
+            self._copies.copy_prefix(source, sequence.slot, length)
         elif source is not None:
-            self._model.restore_prefix(source.past, sequence.slot, length)
+            self._copies.restore_prefix(source.past, sequence.slot, length)
         sequence.cached = length
         self.extend(sequence)
 
@@ -139,7 +140,7 @@ class Prefixes:
         return max(sequence.cached, self._best(sequence)[1])
 
     def _best(self, sequence: Sequence) -> tuple[int | _Saved | None, int]:
-        if not self._model.shares_prefixes:
+        if self._copies is None:
             return None, 0
         prompt, most = sequence.request.tokens, sequence.prompt_length - 1
         source: int | _Saved | None = None
@@ -168,14 +169,20 @@ class Prefixes:
     def _save(self, slot: int, *, beyond: int) -> None:
         """Keep a copy of what the slot holds, within the budget, the least recently used going first."""
         held, length = self._owner[slot], self._length(slot)
-        if held is None or not self._goes_on[slot] or length > self._budget or length < beyond + _WORTH_SAVING:
+        if (
+            self._copies is None
+            or held is None
+            or not self._goes_on[slot]
+            or length > self._budget
+            or length < beyond + _WORTH_SAVING
+        ):
             return
         others = self._common(self._tokens[slot, :length])
         others[slot] = 0
         if others.max() >= length:
             return
         tokens = self._tokens[slot, :length].copy()
-        self._saved[self._next_key] = _Saved(held, tokens, self._model.save_prefix(slot, length))
+        self._saved[self._next_key] = _Saved(held, tokens, self._copies.save_prefix(slot, length))
         self._next_key += 1
         total = sum(len(saved.tokens) for saved in self._saved.values())
         while total > self._budget:

@@ -33,6 +33,18 @@ class Rows:
     wanted: tuple[bool, ...]
 
 
+class PastCopies(Protocol):
+    """Of a model whose past can be copied by token."""
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """Let ``target`` remember the first ``length`` tokens of ``source``."""
+
+    def save_prefix(self, slot: int, length: int) -> Any:
+        """A copy of the first ``length`` tokens of ``slot``, for ``restore_prefix``."""
+
+    def restore_prefix(self, saved: Any, slot: int, length: int) -> None: ...
+
+
 class Model(Protocol):
     """A causal LM with a memory of the past per slot. Used by the decode thread, except for ``prepare``."""
 
@@ -50,16 +62,8 @@ class Model(Protocol):
         """[number wanted, V] logits; the rows' past is remembered in their slots."""
 
     @property
-    def shares_prefixes(self) -> bool:
-        """Whether the three calls on prefixes below may be made."""
-
-    def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Let ``target`` remember the first ``length`` tokens of ``source``."""
-
-    def save_prefix(self, slot: int, length: int) -> Any:
-        """A copy of the first ``length`` tokens of ``slot``, for ``restore_prefix``."""
-
-    def restore_prefix(self, saved: Any, slot: int, length: int) -> None: ...
+    def copies(self) -> PastCopies | None:
+        """How to copy what a slot remembers; None: it cannot be copied, every prompt is computed."""
 
     def forget(self, slot: int) -> None:
         """The slot starts anew."""
