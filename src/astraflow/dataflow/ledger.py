@@ -31,7 +31,8 @@ from astraflow.wire import messages as m
 from astraflow.wire.codec import decode, encode
 
 SCHEMA = 2
-USER_CODE = (FailureKind.WORKFLOW, FailureKind.GRADER)
+USER_CODE = (FailureKind.WORKFLOW, FailureKind.GRADER, FailureKind.TIMEOUT)
+"""Failures that the user's code may be the cause of; one that never returns is among them."""
 FORGIVEN = "forgiven_failures"
 """Key of how many failures in user code there were when the operator let the run go on: they count no more."""
 

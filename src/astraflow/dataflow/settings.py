@@ -96,7 +96,7 @@ class Limits:
     """Groups in a row that were not kept after which it is starved too; ``no_signal_limit`` batches of them if that
     is more. A reward that one sample in a thousand gets needs so many."""
     first_failures: int = 20
-    """The run stops when its first episodes all fail in user code."""
+    """The run stops when its first episodes all fail in user code or by their time limit."""
     batch_failures: int = 3
     starved_after_s: float = 600.0
     """How long no worker may serve what the run needs, before that is an error."""

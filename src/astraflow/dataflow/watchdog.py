@@ -79,5 +79,5 @@ class Watchdog:
             self._ledger.stop(
                 now,
                 "RunFailed",
-                f"the first {failed} episodes all failed in user code, first: {row[0] if row else 'unknown'}",
+                f"the first {failed} episodes all failed in user code or by their time limit, first: {row[0] if row else 'unknown'}",
             )

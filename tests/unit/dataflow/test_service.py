@@ -324,8 +324,18 @@ def test_a_run_whose_first_episodes_all_fail_in_user_code_stops_with_the_first_c
         epoch = rig.resume()
         for _ in range(5):
             rig.submit_failed(rig.leases(1)[0], FailureKind.WORKFLOW)
-        with pytest.raises(RunFailed, match="first 5 episodes all failed in user code, first: workflow: boom"):
+        with pytest.raises(RunFailed, match="first 5 episodes all failed in user code or by their time limit, first: workflow: boom"):
             rig.batch(epoch)
+
+
+def test_a_run_of_which_no_episode_ever_returns_stops_with_the_first_cause() -> None:
+    """Not after hours, when the policy is found barren."""
+    with Rig(make_spec(max_staleness=9, limits=Limits(first_failures=5))) as rig:
+        for _ in range(4):
+            rig.submit_failed(rig.leases(1)[0], FailureKind.TIMEOUT)
+        assert rig.service.ledger.state == "running"
+        rig.submit_failed(rig.leases(1)[0], FailureKind.TIMEOUT)
+        assert "the first 5 episodes all failed in user code or by their time limit" in str(rig.db.get("error"))
 
 
 def test_one_good_episode_is_enough_to_go_on() -> None:
