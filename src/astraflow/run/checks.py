@@ -166,13 +166,22 @@ def _evaluation(recipe: Recipe) -> Iterator[str]:
 
 def _normalised_twice(recipe: Recipe, where: str, loss: str) -> Iterator[str]:
     """The scale of an advantage would depend on what else is in its group and, again, in its batch (F37)."""
-    credit = getattr(recipe.pipeline, "credit", None)
-    by_group = isinstance(credit, GroupMean) and credit.std
-    if loss == "reinforce_plus_plus" and (by_group or isinstance(credit, Whitened | PerTask)):
-        yield (
-            f"{where} is 'reinforce_plus_plus', which normalises advantages over the batch, and Recipe.pipeline.credit "
-            f"{type(credit).__name__} has normalised them before: use GroupMean(std=False) or Returns()"
-        )
+    if loss != "reinforce_plus_plus":
+        return
+    for credit in _layers(getattr(recipe.pipeline, "credit", None)):
+        if isinstance(credit, Whitened | PerTask) or (isinstance(credit, GroupMean) and credit.std):
+            yield (
+                f"{where} is 'reinforce_plus_plus', which normalises advantages over the batch, and "
+                f"Recipe.pipeline.credit {type(credit).__name__} has normalised them before: use "
+                "GroupMean(std=False) or Returns()"
+            )
+
+
+def _layers(credit: object) -> Iterator[object]:
+    """A Credit and those that it stands around, from the outside in."""
+    while credit is not None:
+        yield credit
+        credit = getattr(credit, "credit", None)
 
 
 def _policy(recipe: Recipe, name: str, policy: Policy) -> Iterator[str]:

@@ -12,6 +12,7 @@ import pytest
 
 from astraflow.algorithms.base import Curate
 from astraflow.algorithms.credit import GroupMean, PerTask, Returns, Whitened
+from astraflow.algorithms.credit_shapes import Shaped, TurnDiscount
 from astraflow.algorithms.curate import Mixture, Shuffled, Stage, Stages, WithOlderVersions, most_groups
 from astraflow.algorithms.pace import BoundedStaleness
 from astraflow.algorithms.pipeline import Pipeline
@@ -217,7 +218,8 @@ def test_a_model_folder_that_lacks_a_part_is_named(tmp_path: Path) -> None:
 def test_f37_advantages_are_not_normalised_twice(recipe_with: Build) -> None:
     loss = LossSettings(name="reinforce_plus_plus")
     policies = {"main": Policy(model=TINY, trainer=TrainerSettings(loss=loss))}
-    for credit in (GroupMean(), Whitened(credit=Returns()), PerTask(credit=Returns())):
+    hidden = Shaped(shapes=(TurnDiscount(gamma=0.9),), credit=GroupMean())
+    for credit in (GroupMean(), Whitened(credit=Returns()), PerTask(credit=Returns()), hidden):
         pipeline = replace(default_pipeline(recipe_with()), credit=credit)
         words = refused(recipe_with(policies=policies, pipeline=pipeline))
         assert "trainer.loss.name is 'reinforce_plus_plus'" in words and "GroupMean(std=False) or Returns()" in words
