@@ -76,8 +76,6 @@ class Watchdog:
         failed = self._ledger.user_failures - int(store.get(FORGIVEN) or 0)
         if failed >= limit:
             row = store.one("SELECT error FROM episodes WHERE error IS NOT NULL ORDER BY group_id, idx LIMIT 1")
-            self._ledger.stop(
-                now,
-                "RunFailed",
-                f"the first {failed} episodes all failed in user code or by their time limit, first: {row[0] if row else 'unknown'}",
-            )
+            first = row[0] if row else "unknown"
+            words = f"the first {failed} episodes all failed in user code or by their time limit, first: {first}"
+            self._ledger.stop(now, "RunFailed", words)
