@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from astraflow.engines.base import Engine
+from astraflow.engines.settings import EngineSettings
 from astraflow.engines.torch_engine import TorchEngine
 from astraflow.errors import ConfigError
 from astraflow.rollout.agents import Seat
@@ -39,6 +40,10 @@ from astraflow.workflows.supervised import Supervised
 
 CALL_RETRY_S = 3.0
 """The service has the patience, and says what it waits for; a call that hid it all would be silent."""
+
+
+MakeEngine = Callable[[Path, str, EngineSettings], Engine]
+"""Of a model's folder, for a policy of that name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,6 +131,7 @@ def build_rollout(
     cache: Path,
     relay: Relay | None = None,
     serves: Serves | None = None,
+    make_engine: MakeEngine = TorchEngine,
 ) -> RolloutService:
     """``cache``: an own folder for pulled weights. ``relay``: what of ``store`` other workers hear.
 
@@ -133,7 +139,7 @@ def build_rollout(
     """
     recipe = resolved.recipe
     settings, serves = recipe.rollout_settings(), serves or Serves()
-    policies, remote = _engines(recipe, serves.own(recipe), store, cache)
+    policies, remote = _engines(recipe, serves.own(recipe), store, cache, make_engine)
     engines: dict[str, Engine] = {**{name: served.engine for name, served in policies.items()}, **remote}
     templates = {name: ChatTemplate.from_folder(policy.folder()) for name, policy in recipe.policies.items()}
     seats = {
@@ -179,14 +185,14 @@ def build_rollout(
 
 
 def _engines(
-    recipe: Recipe, own: Sequence[str], store: WeightStore, cache: Path
+    recipe: Recipe, own: Sequence[str], store: WeightStore, cache: Path, make_engine: MakeEngine
 ) -> tuple[dict[str, ServedPolicy], dict[str, RemoteEngine]]:
     """By policy: what is served here, and what other workers are asked for."""
     policies: dict[str, ServedPolicy] = {}
     for name in own:
         policy = recipe.policies[name]
         folder = policy.folder()
-        engine = TorchEngine(folder, name, policy.engine)
+        engine = make_engine(folder, name, policy.engine)
         bound = policy.max_staleness if policy.trainable else None
         follow = _follower(name, store, cache / name, folder)
         policies[name] = ServedPolicy(name, engine, follow, max_staleness=bound)
