@@ -116,6 +116,24 @@ def test_a_worker_that_is_told_to_stop_hands_back_what_it_cannot_end(
     assert json.loads(cli("ledger", run, "--json").stdout)["difference"] == 0
 
 
+def test_a_trainer_that_is_told_to_stop_has_left_at_once(dataflow: Dataflow, environment: dict[str, str]) -> None:
+    """It waits for a batch that nobody plays; what it says last is heard before the process has ended."""
+    trainer = start("trainer", dataflow, environment, "trainer")
+
+    def found() -> list[tuple[str, str]]:
+        components = status_of(dataflow.run).get("components", [])
+        return [(each["state"], each["report"]["why"]) for each in components if each["component"] == "trainer"]
+
+    try:
+        wait_for("the trainer to be there", lambda: [state for state, _ in found()] == ["alive"])
+        trainer.send_signal(signal.SIGTERM)
+        assert trainer.wait(timeout=60) == 0
+        assert found() == [("left", "it was told to stop")]
+    finally:
+        trainer.kill()
+        trainer.wait()
+
+
 def refused(cli: Cli, dataflow: Dataflow, *arguments: str | Path, token: str) -> str:
     done = cli("rollout", *arguments, "--dataflow", dataflow.url, token=token)
     assert done.returncode == 2, done.stderr[-2000:]

@@ -41,12 +41,12 @@ from astraflow.observe.points import reach
 from astraflow.observe.waits import Wait
 from astraflow.rollout.activity import Activity
 from astraflow.rollout.elsewhere import Elsewhere
-from astraflow.rollout.leaving import DRAINED, ENDED, TOLD, say_goodbye
 from astraflow.rollout.play import Player, classify, failed
 from astraflow.rollout.served import Relay, ServedPolicy, watch_weights, worst_trouble
 from astraflow.rollout.settings import RolloutSettings
 from astraflow.types import Episode, FailureKind, Lease, Manifest, Outcome
 from astraflow.wire import messages as m
+from astraflow.wire.goodbye import DRAINED, ENDED, TOLD, say_goodbye
 from astraflow.wire.protocol import Dataflow
 
 log = logging.getLogger("astraflow.rollout")
@@ -109,7 +109,7 @@ class RolloutService:
         except BaseExceptionGroup as group:
             raise _first(group) from group
         else:
-            await say_goodbye(self._dataflow, self.name, self.incarnation, self._report(), self._because)
+            await say_goodbye(self._dataflow, "rollout", self.name, self.incarnation, self._report(), why=self._because)
         finally:
             await self._elsewhere.close()
             for policy in self._policies.values():

@@ -22,6 +22,7 @@ from astraflow.weights.manifest import weight_files_in
 from astraflow.weights.publish import Publisher
 from astraflow.weights.store import WeightStore
 from astraflow.wire.client import HttpDataflow
+from astraflow.wire.goodbye import TOLD
 from astraflow.wire.protocol import Dataflow
 from astraflow.wire.tokens import from_environment
 
@@ -49,6 +50,7 @@ async def serve_trainer(
             await work
         except asyncio.CancelledError:
             log.info("stopped policy=%s", chosen)
+            await loop.say_goodbye(TOLD)
     return 0
 
 

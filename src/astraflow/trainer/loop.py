@@ -36,6 +36,7 @@ from astraflow.trainer.backend import Backend, StepReport
 from astraflow.trainer.checkpoints import Checkpoints, TrainedStep, read_trained, require_same_version
 from astraflow.types import Batch, Manifest
 from astraflow.wire import messages as m
+from astraflow.wire.goodbye import TRAINED, say_goodbye
 from astraflow.wire.protocol import Dataflow
 
 R = TypeVar("R")
@@ -122,7 +123,11 @@ class TrainLoop:
             finished = await self._train(batch)
         if self._backend.version > max(self._saved, 0):
             await self._with_space(self._checkpoint)
-        self._set_doing("finished")
+        await self.say_goodbye(TRAINED)
+
+    async def say_goodbye(self, why: str) -> None:
+        """After the loop was ended on purpose: dataflow need not wait until this trainer is dead."""
+        await say_goodbye(self._dataflow, COMPONENT, self.identity.name, self._incarnation, self._report(), why=why)
 
     # ── the parts ──
 

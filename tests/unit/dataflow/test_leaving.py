@@ -86,3 +86,18 @@ def test_its_name_is_free_at_once() -> None:
         rig.go(rig.flow.report(LAST))
         beat(rig, "w#2")
         assert state(rig).state == "alive" and kinds(rig) == ["joined", "left", "joined"]
+
+
+def test_a_trainer_that_says_goodbye_has_left_at_once_and_its_batch_comes_again() -> None:
+    with Rig() as rig:
+        rig.play_groups(2)
+        epoch = rig.resume()
+        batch = rig.take(epoch)
+        rig.go(rig.flow.report(msgspec.structs.replace(LAST, component="trainer", name="t-p", incarnation="t")))
+        assert state(rig, "t-p").state == "left"
+        for _ in range(6):
+            rig.advance(5)
+        assert state(rig, "t-p").state == "left" and not rig.db.counter("dead/trainer")
+        again = rig.take(rig.resume(incarnation="t2"))
+        assert state(rig, "t-p").state == "alive"
+        assert (again.id, [row.sample_id for row in again.rows]) == (batch.id, [row.sample_id for row in batch.rows])

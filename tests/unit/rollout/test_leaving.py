@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from astraflow.errors import AstraFlowError, Unauthorised, Unavailable
-from astraflow.rollout.leaving import DRAINED, ENDED, TOLD
 from astraflow.rollout.service import RolloutService
 from astraflow.testing.virtual_loop import run_virtual
+from astraflow.wire.goodbye import DRAINED, ENDED, TOLD
 from tests.unit.rollout.test_service import ScriptedDataflow, hang, leases, quick, service
 
 

@@ -113,6 +113,7 @@ class ScriptedDataflow:
         self.published = {(0, "d1")}
         self.failures: list[m.FailRequest] = []
         self.reports: list[m.ComponentReport] = []
+        self.last_words: list[m.ReportRequest] = []
         self.polls: list[m.BatchRequest] = []
         self.commits: list[m.CommitRequest] = []
         self.hellos: list[m.HelloRequest] = []
@@ -177,7 +178,10 @@ class ScriptedDataflow:
         return m.FailReply(failures=len(self.failures))
 
     async def report(self, request: m.ReportRequest) -> m.Done:
-        self.reports.append(request.report)
+        if request.leaving:
+            self.last_words.append(request)
+        else:
+            self.reports.append(request.report)
         return m.Done()
 
     def _check(self, epoch: int) -> None:

@@ -42,7 +42,8 @@ class Reporting(ScriptedDataflow):
         self.said: list[m.ComponentReport] = []
 
     async def report(self, request: m.ReportRequest) -> m.Done:
-        self.said.append(request.report)
+        if not request.leaving:
+            self.said.append(request.report)
         self.full("report")
         return m.Done()
 
