@@ -19,16 +19,15 @@ from astraflow.run.chaos.plan import make_plan
 from astraflow.run.chaos.session import session
 from astraflow.testing.sabotage import SWITCHES
 
-DEFAULT = "examples/tiny.py"
-TINY = (
-    "policies.main.groups_per_batch=4",
+DEFAULT = "examples/two_policies.py"
+SMALL = (
+    "policies.solver.groups_per_batch=4",
+    "policies.verifier.groups_per_batch=4",
     "group_size=4",
     "rollout.slots=4",
-    "policies.main.trainer.lr=1e-6",
-    "eval.every=1000",
+    "eval.every=1000000",
 )
-"""Small batches, so that there are many steps to be hit; and nothing that is learned to the end, so that there always
-is signal."""
+"""Small batches, so that there are many steps to be hit."""
 WRONG = (
     "lost",
     "trained_twice",
@@ -53,7 +52,7 @@ def main(
 ) -> dict[str, Any]:
     """``without``: a guarantee that is switched off (``astraflow.testing.sabotage``); the figures must show it."""
     folder = Path(tempfile.mkdtemp(prefix="astraflow-chaos-")) if run_dir is None else run_dir
-    overrides = [*(TINY if recipe is None else ()), *set]
+    overrides = [*(SMALL if recipe is None else ()), *set]
     reference = recipe or _default()
     found = session(
         reference if without is None else _sabotaged(reference, without, folder),

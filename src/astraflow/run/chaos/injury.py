@@ -6,6 +6,9 @@
 | trainer   | its next commit                                                     |
 | dataflow  | the first accepted episode of anybody                               |
 
+Noticed is a death: a component that is slowed or cut off for a while has none. While dataflow itself is dead nobody can
+notice anything: it then counts from its start.
+
 Times are seconds of one monotonic clock.
 """
 
@@ -13,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from astraflow.run.chaos.plan import RESTARTED, Component, Fault
+from astraflow.run.chaos.plan import RESTARTED, Component, Fault, Kind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +48,8 @@ class Injury:
     recovered_at: float | None = None
     _returned: bool = False
     """The successor registered: from now on what is done is its work."""
+    _watched_since: float = 0.0
+    """Start of the dataflow that is to notice, if that was killed too."""
 
     @property
     def deadly(self) -> bool:
@@ -63,7 +68,7 @@ class Injury:
 
     @property
     def detect_s(self) -> float | None:
-        return None if self.noticed_at is None else self.noticed_at - self.at
+        return None if self.noticed_at is None else self.noticed_at - max(self.at, self._watched_since)
 
     def restarted(self, name: str, at: float) -> None:
         self.successor, self.successor_at = name, at
@@ -74,14 +79,19 @@ class Injury:
     def see(self, seen: Sighting) -> None:
         if seen.at < self.at:
             return
-        # What only slowed or paused a component is over when it works again: a later death is another fault's.
-        ours = self.deadly or self.recovered_at is None
-        if ours and seen.kind in ("dead", "joined") and seen.name == self.name:
+        if seen.kind == "dataflow_started" and self.noticed_at is None:
+            self._watched_since = seen.at
+        if self._may_be_missed and seen.kind in ("dead", "joined") and seen.name == self.name:
             self._notice(seen.at)
         if seen.kind == self._comes_back_by and self.successor is not None:
             self._returned = self._returned or seen.name in ("", self.name)
         if self.recovered_at is None and self._is_recovery(seen):
             self.recovered_at = seen.at
+
+    @property
+    def _may_be_missed(self) -> bool:
+        """A paused component until it works again: a later death is another fault's."""
+        return self.deadly or (self.fault.kind is Kind.STOP and self.recovered_at is None)
 
     def _notice(self, at: float) -> None:
         self.noticed_at = at if self.noticed_at is None else self.noticed_at

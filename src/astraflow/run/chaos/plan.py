@@ -43,9 +43,10 @@ RESTARTED = (Kind.KILL, Kind.POINT, Kind.SECOND)
 """After these the supervisor starts the component again."""
 STOP_S = 15.0
 LONGEST_CUT_S = 8.0
-LONGEST_GAP_S = 4.0
+LONGEST_GAP_S = 2.0
 OVERLAPS = 0.15
-"""Share of faults that do not wait until the one before is over."""
+"""Share of faults that do not wait until the one before is over; none while dataflow is stopped, cut off or slow: it
+would be that fault's length that is measured."""
 BEFORE_COMMIT = "trainer.before_commit"
 """Where a trainer is stopped that a second one replaces: it has trained a batch and will ask to commit it."""
 AT_ANY_TIME = (Kind.KILL,) * 5 + (Kind.STOP,) * 2 + (Kind.CUT, Kind.SLOW)
@@ -81,8 +82,12 @@ def make_plan(kills: int, seed: int, *, components: Sequence[Component] = tuple(
     drawn = list(zip(victims, at_point, strict=True))
     points = {each: iter(_deck(rng, POINTS[each], drawn.count((each, True)))) for each in components}
     plan = []
+    may_overlap = False
     for number, (victim, named) in enumerate(drawn):
         kind = Kind.POINT if named else _kind(rng, victim)
+        lasts = victim is Component.DATAFLOW and kind not in RESTARTED
+        overlaps = rng.random() < OVERLAPS and may_overlap and not lasts
+        may_overlap = not lasts
         plan.append(
             Fault(
                 number=number,
@@ -91,7 +96,7 @@ def make_plan(kills: int, seed: int, *, components: Sequence[Component] = tuple(
                 point=next(points[victim]) if named else BEFORE_COMMIT if kind is Kind.SECOND else "",
                 gap_s=rng.uniform(0.0, LONGEST_GAP_S),
                 length_s=_length_s(rng, kind),
-                overlaps=number > 0 and rng.random() < OVERLAPS,
+                overlaps=overlaps,
                 pick=rng.random(),
             )
         )

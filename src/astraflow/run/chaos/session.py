@@ -9,7 +9,7 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -30,7 +30,9 @@ from astraflow.run.supervisor import Listen, Supervisor
 ENDLESS = 1_000_000
 """Steps of the run while faults happen."""
 SERVICES = 3
-CHECKPOINT_EVERY = 10
+CHECKPOINT_EVERY = 5
+LEARNING_RATE = 1e-6
+"""Nothing is learned to its end, so that there always is signal."""
 
 Say = Callable[[str], None]
 
@@ -52,10 +54,10 @@ def session(
         with first_cause_only(), _orders_in(orders):
             asyncio.run(_suffer(run, resolved, plan, actor, say))
         undone = count_undone(run)
-        steps = max(read_versions(run).values()) + MORE_STEPS
-        last = resolve(reference, [*settings, f"steps={steps}"])
+        ends = {policy: version + MORE_STEPS for policy, version in read_versions(run).items()}
+        last = resolve(reference, [*settings, *(f"policies.{policy}.steps={end}" for policy, end in ends.items())])
         write_json(run.config, last.as_file())
-        say(f"all faults are done; the run goes on to step {steps}, its last one")
+        say(f"all faults are done; the run goes on to its last steps, {_listed(ends)}")
         with first_cause_only():
             asyncio.run(Supervisor(run, last, listen=Listen(), say=say).run())
     except AstraFlowError as error:
@@ -66,13 +68,13 @@ def session(
     return _report(run, resolved, actor) | {
         "undone_steps": undone,
         "failed": failed,
-        "steps": max(read_versions(run).values()),
+        "steps": read_versions(run),
         "wall_s": round(time.monotonic() - began, 1),
     }
 
 
 def _settings(reference: str) -> list[str]:
-    """Many services, checkpoints often enough that their points are passed, one thread a process."""
+    """Many services, work without end, checkpoints so often that their points are passed, one thread a process."""
     recipe = resolve(reference).recipe
     out = [f"services={max(SERVICES, recipe.services)}", f"limits.no_signal_limit={ENDLESS}"]
     out.append(f"limits.barren_groups={ENDLESS}")
@@ -80,6 +82,7 @@ def _settings(reference: str) -> list[str]:
         out += [
             f"policies.{policy}.trainer.checkpoint_every={CHECKPOINT_EVERY}",
             f"policies.{policy}.trainer.threads=1",
+            f"policies.{policy}.trainer.lr={LEARNING_RATE}",
         ]
     return out
 
@@ -122,6 +125,10 @@ async def _suffer(run: RunFolder, resolved: Resolved, plan: Sequence[Fault], act
     acting.result()
 
 
+def _listed(steps: Mapping[str, int]) -> str:
+    return ", ".join(f"{policy} {step}" for policy, step in sorted(steps.items()))
+
+
 def _called(fault: Fault) -> str:
     return fault.point if fault.kind is Kind.POINT else fault.kind.value
 
@@ -134,6 +141,7 @@ def _report(run: RunFolder, resolved: Resolved, actor: Actor) -> dict[str, Any]:
         **{name: value for name, value in asdict(verdict).items() if name != "problems"},
         **figures(done),
         "by_component": dict(Counter(each.fault.component.value for each in done)),
+        "by_post": dict(sorted(Counter(each.post for each in done).items())),
         "by_fault": dict(Counter(_called(each.fault) for each in done)),
         "missed_points": actor.missed_points,
         "not_refused": actor.not_refused,

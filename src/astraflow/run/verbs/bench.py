@@ -6,7 +6,7 @@ import importlib
 import inspect
 import json
 import pkgutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ class Args:
     """chaos: how many faults."""
     seed: int | None = None
     recipe: str | None = None
-    """chaos: file, or package.module:function; left out, examples/tiny.py."""
+    """chaos: file, or package.module:function; left out, examples/two_policies.py."""
     set: list[str] = field(default_factory=list)
     """path=value, any number, of the recipe."""
     run_dir: Path | None = None
@@ -32,6 +32,23 @@ class Args:
     """dataflow: how many; left out, 200,000."""
     without: str | None = None
     """chaos: uncommit or fencing; switched off to see that the figures show it."""
+    seeds: int | None = None
+    """algorithms, order, lag: how many; left out, 3."""
+    steps: int | None = None
+    """algorithms, order, lag: optimiser steps of a run."""
+    lr: float | None = None
+    """algorithms, order, lag: learning rate."""
+    lags: list[int] = field(default_factory=list)
+    """lag: versions that data is old; left out, 0 4 16 64 256."""
+    losses: list[str] = field(default_factory=list)
+    """lag: by name; left out, grpo decoupled_ppo m2po."""
+    quick: bool = False
+    """lag: short lags and one loss, for a look."""
+    processes: int | None = None
+    """algorithms, order, lag: runs at a time, each with one torch thread; left out, 2."""
+    out: Path | None = None
+    """algorithms, order, lag: folder for the table, the plot and the cells that are done; cells that are there are not
+    played again."""
 
 
 def main(args: Args) -> int:
@@ -46,6 +63,8 @@ def main(args: Args) -> int:
     result = run(**_options(args, tuple(inspect.signature(run).parameters)))
     if args.json:
         print(json.dumps(result))
+    elif hasattr(module, "text"):
+        print(module.text(result))
     else:
         for key, value in result.items():
             print(f"{key:<32} {value:,.2f}" if isinstance(value, float) else f"{key:<32} {value}")
@@ -56,10 +75,8 @@ def _options(args: Args, takes: tuple[str, ...]) -> dict[str, Any]:
     """What was given, to a bench that takes it."""
     from astraflow.errors import ConfigError
 
-    given = {
-        name: getattr(args, name) for name in ("kills", "seed", "recipe", "set", "run_dir", "trajectories", "without")
-    }
-    given = {name: value for name, value in given.items() if value is not None and value != []}
+    given = {each.name: getattr(args, each.name) for each in fields(args) if each.name not in ("name", "json")}
+    given = {name: value for name, value in given.items() if value is not None and value is not False and value != []}
     for name in given:
         if name not in takes:
             raise ConfigError(f"bench {args.name} takes no --{name.replace('_', '-')}")

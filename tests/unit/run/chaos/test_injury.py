@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from astraflow.run.chaos.injury import Injury, Sighting
 from astraflow.run.chaos.plan import Component, Fault, Kind
 
@@ -68,3 +70,23 @@ def test_a_later_death_is_not_the_notice_of_a_slow_connection() -> None:
     assert see(injury, (12.5, "done", "rollout-0")) == 12.5
     assert see(injury, (40, "dead", "rollout-0")) == 12.5
     assert injury.detect_s is None and injury.recovery_s == 0.5
+
+
+@pytest.mark.parametrize("kind", [Kind.CUT, Kind.SLOW])
+def test_who_is_only_cut_off_or_slowed_has_no_death_to_be_noticed(kind: Kind) -> None:
+    injury = hurt(Component.ROLLOUT, kind, "rollout-0")
+    assert see(injury, (15, "dead", "rollout-0")) is None
+    injury.healed_at = 18.0
+    assert see(injury, (18.5, "done", "rollout-0")) == 18.5
+    assert injury.detect_s is None and injury.recovery_s == 0.5
+
+
+def test_a_death_is_noticed_by_the_dataflow_that_is_there() -> None:
+    """Killed at 10, dataflow killed too and back at 13: declared dead at 24, of which nobody could know 3 s."""
+    injury = hurt(Component.ROLLOUT, Kind.KILL, "rollout-0")
+    see(injury, (13, "dataflow_started", ""), (24, "dead", "rollout-0"), (30, "dataflow_started", ""))
+    assert injury.detect_s == 11
+    dataflow = hurt(Component.DATAFLOW, Kind.KILL, "dataflow")
+    dataflow.restarted("dataflow", 10.5)
+    see(dataflow, (11.5, "dataflow_started", ""))
+    assert dataflow.detect_s == 0.5

@@ -42,6 +42,17 @@ def test_lengths_are_as_documented() -> None:
     assert not plan[0].overlaps
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_what_lasts_at_dataflow_is_left_alone(seed: int) -> None:
+    """Whatever came meanwhile would be measured by the length of that fault."""
+    plan = make_plan(300, seed)
+    lasting = [f for f in plan if f.component is Component.DATAFLOW and f.kind in (Kind.STOP, Kind.CUT, Kind.SLOW)]
+    assert len(lasting) > 10
+    after = [plan[fault.number + 1] for fault in lasting if fault.number + 1 < len(plan)]
+    assert not [fault for fault in (*lasting, *after) if fault.overlaps]
+    assert 20 < sum(fault.overlaps for fault in plan) < 60
+
+
 def test_who_is_replaced_holds_a_step_that_it_has_not_committed() -> None:
     """Anywhere else it might wait for a batch: then there is nothing that could be refused."""
     seconds = [fault for fault in make_plan(300, 1) if fault.kind is Kind.SECOND]
