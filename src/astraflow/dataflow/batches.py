@@ -87,6 +87,7 @@ class Batches:
             now, "cut", policy=policy, batch=batch, version=version, groups=[group for group, _ in groups],
             tokens=cut.tokens, sequences=cut.sequences, masked=_counts(cut.masked),
             replayed=[group for group, use in groups if use > 0],
+            not_again=[sample_id for sample_id in cut.masked if int(sample_id.partition("/")[0]) not in fresh],
         )  # fmt: skip
         return batch
 

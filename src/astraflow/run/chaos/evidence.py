@@ -10,7 +10,7 @@ from pathlib import Path
 
 from astraflow.dataflow.conservation import balance
 from astraflow.run.chaos.injury import Sighting
-from astraflow.run.chaos.judge import Claims
+from astraflow.run.chaos.judge import Claims, Use
 from astraflow.run.layout import RunFolder
 from astraflow.trainer.checkpoints import Checkpoints, TrainedStep, read_trained
 
@@ -81,21 +81,42 @@ def read_histories(run: RunFolder, policies: Sequence[str]) -> dict[str, list[Tr
 def read_claims(run: RunFolder) -> Claims:
     """Of a run that has ended; of one that has not, nothing need have ended."""
     with closing(_open(run.database)) as db:
-        trained = {
-            policy: frozenset(
-                (f"{group}/{idx}/{agent}/{n}", use)
-                for group, idx, agent, n, use in db.execute(
-                    "SELECT s.group_id, s.idx, s.agent, s.n, g.use FROM batches b "
-                    "JOIN batch_groups g ON g.batch = b.id "
-                    "JOIN samples s ON s.group_id = g.group_id AND s.policy = b.policy "
-                    "WHERE b.policy = ? AND b.state = 'committed' AND s.mask IS NULL "
-                    "UNION SELECT group_id, idx, agent, n, 0 FROM samples WHERE policy = ? AND state = 'trained'",
-                    (policy, policy),
-                )
-            )
-            for (policy,) in db.execute("SELECT name FROM policies WHERE trainable").fetchall()
-        }
+        policies = [name for (name,) in db.execute("SELECT name FROM policies WHERE trainable")]
+        trained = {policy: _first_uses(db, policy) | _replays(db, policy) for policy in policies}
         return Claims(trained=trained, without_end=_without_end(db), difference=balance(db)["difference"])
+
+
+def _first_uses(db: sqlite3.Connection, policy: str) -> frozenset[Use]:
+    """By the state of the sample, and by the batch that its group was cut into: either alone is a claim."""
+    return frozenset(
+        (f"{group}/{idx}/{agent}/{n}", 0)
+        for group, idx, agent, n in db.execute(
+            "SELECT group_id, idx, agent, n FROM samples WHERE policy = ?1 AND state = 'trained' "
+            "UNION SELECT s.group_id, s.idx, s.agent, s.n FROM batches b "
+            "JOIN batch_groups g ON g.batch = b.id AND g.use = 0 "
+            "JOIN samples s ON s.group_id = g.group_id AND s.policy = b.policy "
+            "WHERE b.policy = ?1 AND b.state = 'committed' AND s.mask IS NULL",
+            (policy,),
+        )
+    )
+
+
+def _replays(db: sqlite3.Connection, policy: str) -> frozenset[Use]:
+    """Samples of one group differ in age: what had become too old has no row in the later use, only in the earlier.
+    That is said by the event of the cut, as the mask of a sample is about its first use."""
+    return frozenset(
+        (f"{group}/{idx}/{agent}/{n}", use)
+        for group, idx, agent, n, use in db.execute(
+            "SELECT s.group_id, s.idx, s.agent, s.n, g.use FROM batches b "
+            "JOIN batch_groups g ON g.batch = b.id AND g.use > 0 "
+            "JOIN events e ON e.kind = 'cut' AND e.batch = b.id "
+            "JOIN samples s ON s.group_id = g.group_id AND s.policy = b.policy "
+            "WHERE b.policy = ? AND b.state = 'committed' AND NOT EXISTS ("
+            "SELECT 1 FROM json_each(e.data, '$.not_again') WHERE value = "
+            "s.group_id || '/' || s.idx || '/' || s.agent || '/' || s.n)",
+            (policy,),
+        )
+    )
 
 
 def _without_end(db: sqlite3.Connection) -> list[str]:
