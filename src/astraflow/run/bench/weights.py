@@ -1,221 +1,90 @@
-"""Deltas of bf16 weights: bytes against the entropy of what changed, time against plain numpy on the same arrays.
+"""Weights in parts, each a dict of figures: ``codec`` (bytes, time, memory of deltas), ``catch_up``.
 
-The rivals: the usual format (uint32 position and 2-byte value), the same through zstd, the XOR of everything through
-zstd; ``flatnonzero`` and gather to make, a scatter to apply. All in this process.
+A part is a function of ``Setup``; ``--parts NAME`` runs only some.
 """
 
 from __future__ import annotations
 
-import asyncio
-import tempfile
-import time
-import tracemalloc
-from collections.abc import Callable, Iterator
-from itertools import islice, pairwise
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from astraflow.errors import ConfigError
 from astraflow.run.bench._adam import Weights, bf16_weights, simulated, trained
+from astraflow.run.bench._catch_up import catch_up
+from astraflow.run.bench._codec import changed, sizes, speed
 from astraflow.run.models import get
-from astraflow.types import Array
-from astraflow.weights.chain import Chain
-from astraflow.weights.delta import apply_delta, bits_of, encode_delta
-from astraflow.weights.delta_file import parse
+from astraflow.weights.delta import bits_of
 from astraflow.weights.manifest import weight_files_in
-from astraflow.weights.plan import plan_path
-from astraflow.weights.publish import Publisher
-from astraflow.weights.settings import WeightSettings
-from astraflow.weights.store import DirStore
 
 LRS = (1e-6, 5e-6)
 DENSITIES = (0.001, 0.01, 0.05, 0.2)
-MISSED = 20
 LEFT = ("pause_ms", "pools behind a netem link", "faults_named")
 
 
-def main(seed: int = 0) -> dict[str, Any]:
-    return run(seed=seed)
+@dataclass
+class Setup:
+    """What the parts measure, and how long."""
+
+    seed: int = 0
+    model_dir: Path | None = None
+    repeats: int = 3
+    steps: int = 3
+    """Real ones of the torch backend, of which the last is measured."""
+    few: int = 40
+    """Tensors of the catch-up."""
+
+    @cached_property
+    def folder(self) -> Path:
+        return self.model_dir or get("smollm2")
+
+    @cached_property
+    def weights(self) -> Weights:
+        """Its bf16 tensors, in memory."""
+        return bf16_weights(weight_files_in(self.folder))
 
 
-def run(
-    *, model_dir: Path | None = None, seed: int = 0, repeats: int = 3, steps: int = 3, few: int = 40
-) -> dict[str, Any]:
-    """``steps``: real ones of the torch backend, of which the last is measured. ``few``: tensors of the catch-up."""
-    folder = model_dir or get("smollm2")
-    weights = bf16_weights(weight_files_in(folder))
-    found: dict[str, Any] = {"model": folder.name, "elements": sum(len(bits_of(t)) for t in weights.values())}
-    for lr in LRS:
-        for name, first in (("adam", False), ("adam_first", True)):
-            base, new = islice(simulated(weights, lr, seed=seed, first=first), 2)
-            found[f"{name}_{lr:g}"] = sizes(base, new)
-    *_, base, new = trained(folder, steps=steps, lr=LRS[0], seed=seed)
-    found["trained"] = sizes(base, new)
-    found["worst_ratio"] = max(each["ratio"] for each in found.values() if isinstance(each, dict))
-    found["worst_plain_ratio"] = min(each["plain_ratio"] for each in found.values() if isinstance(each, dict))
-    found["density"] = {str(share): speed(*changed(weights, share, seed=seed), repeats) for share in DENSITIES}
-    for name in ("encode_vs_numpy", "apply_vs_numpy", "memory_ratio"):
-        found[name] = found["density"]["0.01"][name]
-    small = dict(sorted(weights.items(), key=lambda item: len(item[1].data))[-1 - few : -1])
-    found |= catch_up(simulated(small, LRS[0], seed=seed))
+def main(seed: int = 0, parts: Sequence[str] = ()) -> dict[str, Any]:
+    return run(Setup(seed=seed), parts)
+
+
+def run(setup: Setup, parts: Sequence[str] = ()) -> dict[str, Any]:
+    """``parts``: by name; empty: all."""
+    unknown = sorted(set(parts) - PARTS.keys())
+    if unknown:
+        raise ConfigError(f"bench weights has no part {unknown[0]!r}; known: {', '.join(PARTS)}")
+    found: dict[str, Any] = {"model": setup.folder.name}
+    for name in parts or PARTS:
+        found |= PARTS[name](setup)
     found["left"] = ", ".join(LEFT)
     return found
 
 
-def sizes(base: Weights, new: Weights) -> dict[str, Any]:
-    """Bytes of one delta beside its entropy and its rivals. Tensors that travel whole are in neither."""
-    delta = encode_delta(base, new, base_digest="0" * 64, target_digest="0" * 64)
-    entries = parse(delta).entries
-    whole = {entry.name for entry in entries if entry.whole}
-    ours = len(delta) - sum(sum(entry.values) for entry in entries if entry.whole)
-    count, bits = 0, 0.0
-    positions, values, xor = [], [], []
-    for name, tensor in base.items():
-        if name in whole:
-            continue
-        old, now = bits_of(tensor), bits_of(new[name])
-        where = np.flatnonzero(old != now)
-        count += len(where)
-        bits += entropy_bits(len(old), (now[where] - old[where]).view(np.int16))
-        positions.append(where.astype(np.uint32))
-        values.append(now[where])
-        xor.append(old ^ now)
-    plain = [each.tobytes() for pair in zip(positions, values, strict=True) for each in pair]
-    elements = sum(len(bits_of(tensor)) for tensor in base.values())
-    left_out = sum(len(bits_of(base[name])) for name in whole)
-    return {
-        "changed": count,
-        "changed_share": count / max(1, elements - left_out),
-        "whole_share": left_out / elements,
-        "bytes_per_changed": ours / count,
-        "entropy_bytes_per_changed": bits / 8 / count,
-        "ratio": ours / (bits / 8),
-        "plain_ratio": 6 * count / ours,
-        "plain_zstd_ratio": _zstd(plain, ours),
-        "xor_zstd_ratio": _zstd([each.tobytes() for each in xor], ours),
-        "share_of_full": len(delta) / (2 * elements),
-    }
-
-
-def entropy_bits(size: int, differences: Array) -> float:
-    """N·H₂(k/N) for where, k·H(empirical) for what: order-0 entropy (Shannon, 1948)."""
-    changed = len(differences)
-    if not changed:
-        return 0.0
-    share = changed / size
-    where = 0.0 if changed == size else -size * (share * np.log2(share) + (1 - share) * np.log2(1 - share))
-    counts = np.unique(differences, return_counts=True)[1] / changed
-    return float(where - changed * (counts * np.log2(counts)).sum())
-
-
-def changed(weights: Weights, share: float, *, seed: int) -> tuple[Weights, Weights]:
-    """The weights, and a copy in which this share of each tensor moved by one unit of the last bit."""
-    rng = np.random.default_rng(seed)
-    new = {}
-    for name, tensor in weights.items():
-        bits = bits_of(tensor).copy()
-        where = np.flatnonzero(rng.random(len(bits), np.float32) < share)
-        bits[where] += rng.choice(np.array([1, 65535], np.uint16), len(where))
-        new[name] = tensor._replace(data=bits.view(np.uint8))
-    return weights, new
-
-
-def speed(base: Weights, new: Weights, repeats: int) -> dict[str, float]:
-    """Best of ``repeats`` each. The digests of manifests are known to a publisher and are not made here."""
-    pairs = {name: (bits_of(base[name]), bits_of(new[name])) for name in base}
-    gathered: dict[str, tuple[Array, Array]] = {}
-
-    def gather() -> None:
-        for name, (old, now) in pairs.items():
-            where = np.flatnonzero(old != now)
-            gathered[name] = (where, now[where])
-
-    numpy_encode_s = _best(gather, repeats)
-    encode_s = _best(lambda: encode_delta(base, new), repeats)
-    delta = encode_delta(base, new)
-    held = {name: tensor._replace(data=tensor.data.copy()) for name, tensor in base.items()}
-
-    def reset() -> None:
-        for name, tensor in held.items():
-            np.copyto(tensor.data, base[name].data)
-
-    def scatter() -> None:
-        for name, tensor in held.items():
-            where, what = gathered[name]
-            tensor.data.view(np.uint16)[where] = what
-
-    numpy_apply_s = _best(scatter, repeats, reset)
-    apply_s = _best(lambda: apply_delta(held, delta), repeats, reset)
-    assert all(np.array_equal(held[name].data, new[name].data) for name in held), "applied is what was encoded"
-    reset()
-    return {
-        "encode_ms": encode_s * 1e3,
-        "encode_vs_numpy": numpy_encode_s / encode_s,
-        "apply_ms": apply_s * 1e3,
-        "apply_vs_numpy": numpy_apply_s / apply_s,
-        "memory_ratio": 1 + _beyond(lambda: apply_delta(held, delta)) / len(delta),
-    }
-
-
-def catch_up(versions: Iterator[Weights]) -> dict[str, Any]:
-    """Bytes from a version to the one ``MISSED`` later, beside full weights and every delta in between."""
-    with tempfile.TemporaryDirectory() as place:
-        manifests = asyncio.run(_publish(versions, Path(place)))
-    plan = plan_path({manifests[0].digest}, manifests[-1])
-    assert plan is not None, "full weights are always a way"
-    steps = 0
-    for before, after in pairwise(manifests):
-        steps += next(
-            delta.file.size_bytes
-            for delta in after.deltas
-            if (delta.base_digest, delta.digest) == (before.digest, after.digest)
-        )
-    full = sum(file.size_bytes for file in manifests[0].files)
-    return {"catch_up_bytes": plan.size_bytes, "catch_up_sum_bytes": steps, "catch_up_full_bytes": full}
-
-
-async def _publish(versions: Iterator[Weights], place: Path) -> list[Any]:
-    from safetensors.numpy import save_file
-
-    from astraflow.weights.digest import digest_files
-
-    publisher = Publisher(DirStore(place / "store"), "p", chain=Chain(place / "chain", WeightSettings()))
-    found = []
-    for version, weights in enumerate(islice(versions, MISSED + 1)):
-        path = place / "model.safetensors"
-        save_file({name: bits_of(tensor) for name, tensor in weights.items()}, path)
-        found.append(await publisher.publish(version, [path], digest_files([path]), may_link=False))
-        path.unlink()
+def codec(setup: Setup) -> dict[str, Any]:
+    """Bytes against the entropy and the usual formats; time and memory against numpy."""
+    weights, seed = setup.weights, setup.seed
+    found: dict[str, Any] = {"elements": sum(len(bits_of(t)) for t in weights.values())}
+    for lr in LRS:
+        for name, first in (("adam", False), ("adam_first", True)):
+            base, new = islice(simulated(weights, lr, seed=seed, first=first), 2)
+            found[f"{name}_{lr:g}"] = sizes(base, new)
+    *_, base, new = trained(setup.folder, steps=setup.steps, lr=LRS[0], seed=seed)
+    found["trained"] = sizes(base, new)
+    found["worst_ratio"] = max(each["ratio"] for each in found.values() if isinstance(each, dict))
+    found["worst_plain_ratio"] = min(each["plain_ratio"] for each in found.values() if isinstance(each, dict))
+    found["density"] = {str(share): speed(*changed(weights, share, seed=seed), setup.repeats) for share in DENSITIES}
+    for name in ("encode_vs_numpy", "apply_vs_numpy", "memory_ratio"):
+        found[name] = found["density"]["0.01"][name]
     return found
 
 
-def _best(call: Callable[[], object], repeats: int, before: Callable[[], None] = lambda: None) -> float:
-    times = []
-    for _ in range(repeats):
-        before()
-        began = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - began)
-    return min(times)
+def catching_up(setup: Setup) -> dict[str, Any]:
+    """On a few tensors: what is asked is whether a merged delta is the cheapest, not how large the model is."""
+    small = dict(sorted(setup.weights.items(), key=lambda item: len(item[1].data))[-1 - setup.few : -1])
+    return catch_up(simulated(small, LRS[0], seed=setup.seed))
 
 
-def _beyond(call: Callable[[], None]) -> int:
-    """Bytes that Python and numpy hold at most, beyond what they held before."""
-    tracemalloc.start()
-    try:
-        before = tracemalloc.get_traced_memory()[0]
-        call()
-        return tracemalloc.get_traced_memory()[1] - before
-    finally:
-        tracemalloc.stop()
-
-
-def _zstd(parts: list[bytes], ours: int) -> float | None:
-    """Bytes by zstd, level 3, over ours; None where the package is not installed (extra ``bench``)."""
-    try:
-        import zstandard
-    except ImportError:
-        return None
-    compressor = zstandard.ZstdCompressor(level=3)
-    return sum(len(compressor.compress(part)) for part in parts) / ours
+PARTS: dict[str, Callable[[Setup], dict[str, Any]]] = {"codec": codec, "catch_up": catching_up}

@@ -32,6 +32,8 @@ class Args:
     """dataflow: how many; left out, 200,000."""
     without: str | None = None
     """chaos: uncommit or fencing; switched off to see that the figures show it."""
+    parts: list[str] = field(default_factory=list)
+    """weights: only these; left out, all."""
     seeds: int | None = None
     """algorithms, order, lag: how many; left out, 3."""
     steps: int | None = None

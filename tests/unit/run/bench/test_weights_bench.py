@@ -8,8 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from astraflow.errors import ConfigError
+from astraflow.run.bench import _codec as codec
 from astraflow.run.bench import weights as bench
 from astraflow.run.bench._adam import SPREAD, Weights, bf16_weights, simulated
+from astraflow.run.bench._catch_up import catch_up
 from astraflow.run.tiny_model import TinyModel
 from astraflow.weights.delta import bits_of
 from astraflow.weights.manifest import weight_files_in
@@ -25,13 +28,13 @@ def some(size: int = 60_000) -> Weights:
 
 
 def test_entropy_of_what_is_known() -> None:
-    assert bench.entropy_bits(10, np.empty(0, np.int16)) == 0
+    assert codec.entropy_bits(10, np.empty(0, np.int16)) == 0
     # half of 100 elements: one bit for each place, and one for each of two equally frequent values
-    assert bench.entropy_bits(100, np.array([1, -1] * 25, np.int16)) == pytest.approx(100 + 50)
-    assert bench.entropy_bits(8, np.array([7] * 8, np.int16)) == 0
+    assert codec.entropy_bits(100, np.array([1, -1] * 25, np.int16)) == pytest.approx(100 + 50)
+    assert codec.entropy_bits(8, np.array([7] * 8, np.int16)) == 0
     share = 0.25
     expected = -8 * (share * np.log2(share) + (1 - share) * np.log2(1 - share))
-    assert bench.entropy_bits(8, np.array([3, 3], np.int16)) == pytest.approx(expected)
+    assert codec.entropy_bits(8, np.array([3, 3], np.int16)) == pytest.approx(expected)
 
 
 def test_simulated_steps_move_little_and_in_both_directions() -> None:
@@ -45,33 +48,33 @@ def test_simulated_steps_move_little_and_in_both_directions() -> None:
         assert 0.0005 < share < 0.1 and (moved > 0).any() and (moved < 0).any()
     assert pytest.approx(0.2294, abs=1e-4) == SPREAD
     _, farther = islice(simulated(base, 1e-6, seed=0, first=True), 2)
-    assert bench.sizes(first, farther)["changed"] > 2 * bench.sizes(first, second)["changed"]
+    assert codec.sizes(first, farther)["changed"] > 2 * codec.sizes(first, second)["changed"]
     again = next(islice(simulated(base, 1e-6, seed=0), 1, 2))
     assert np.array_equal(bits_of(again["b"]), bits_of(second["b"]))
 
 
 def test_sizes_are_near_the_entropy_and_far_below_plain() -> None:
-    base, new = bench.changed(some(2_000_000), 0.01, seed=1)
-    found = bench.sizes(base, new)
+    base, new = codec.changed(some(2_000_000), 0.01, seed=1)
+    found = codec.sizes(base, new)
     assert found.keys() >= KEYS and found["changed"] == pytest.approx(40_000, rel=0.05)
     assert 1 < found["ratio"] < 1.05 and found["plain_ratio"] > 5 and found["whole_share"] == 0
     assert found["entropy_bytes_per_changed"] == pytest.approx((8.08 + 1) / 8, rel=0.01)
 
 
 def test_tensors_that_travel_whole_are_left_out() -> None:
-    base, new = bench.changed(some(), 0.01, seed=1)
-    new["b"] = bench.changed(base, 0.9, seed=2)[1]["b"]
-    found = bench.sizes(base, new)
+    base, new = codec.changed(some(), 0.01, seed=1)
+    new["b"] = codec.changed(base, 0.9, seed=2)[1]["b"]
+    found = codec.sizes(base, new)
     assert found["whole_share"] == 0.5 and found["changed"] < 1000
 
 
 def test_speed_is_measured_on_what_is_right() -> None:
-    found = bench.speed(*bench.changed(some(), 0.01, seed=1), 1)
+    found = codec.speed(*codec.changed(some(), 0.01, seed=1), 1)
     assert all(value > 0 for value in found.values())
 
 
 def test_catching_up() -> None:
-    found = bench.catch_up(simulated(some(8000), 1e-6, seed=0))
+    found = catch_up(simulated(some(8000), 1e-6, seed=0))
     assert 0 < found["catch_up_bytes"] <= min(found["catch_up_sum_bytes"], found["catch_up_full_bytes"])
 
 
@@ -80,9 +83,13 @@ def test_the_whole_bench_on_a_tiny_model(tmp_path: Path) -> None:
         tmp_path / "m"
     )
     assert bf16_weights(weight_files_in(folder))
-    found = bench.run(model_dir=folder, repeats=1, steps=2, few=3)
+    setup = bench.Setup(model_dir=folder, repeats=1, steps=2, few=3)
+    found = bench.run(setup)
     for name in ("adam_1e-06", "adam_5e-06", "adam_first_1e-06", "adam_first_5e-06", "trained"):
         assert found[name].keys() >= KEYS
     assert found["worst_ratio"] >= found["trained"]["ratio"] and found["memory_ratio"] > 1
     assert set(found["density"]) == {"0.001", "0.01", "0.05", "0.2"}
     assert found["left"]
+    assert bench.run(setup, ["catch_up"]).keys() == {"model", "left"} | {k for k in found if k.startswith("catch_up")}
+    with pytest.raises(ConfigError, match="known: codec, catch_up"):
+        bench.run(setup, ["codecs"])
