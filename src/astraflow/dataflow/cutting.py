@@ -59,7 +59,7 @@ def _cut(ledger: Ledger, now: float, policy: str) -> int | None:
             max_staleness=spec.max_staleness,
         )
         batch = ledger.freeze(now, policy, groups, cut)
-        ledger.save_algorithms()
+        ledger.save_algorithms(now)
         if batch is not None:
             fed(ledger, policy)
             return batch

@@ -83,7 +83,7 @@ def _admit(ledger: Ledger, now: float, wanted: int) -> WaitReason | None:
         size = 1 if admission.task.workflow == SUPERVISED else admission.episodes
         ledger.groups.admit(now, task=admission.task, size=size, version_choice=admission.version_choice)
         admitted += size
-    ledger.save_algorithms()
+    ledger.save_algorithms(now)
     return reason
 
 

@@ -25,6 +25,7 @@ from astraflow.dataflow.payloads import Payloads
 from astraflow.dataflow.policies import Policies
 from astraflow.dataflow.settings import RunSpec
 from astraflow.dataflow.store import Store
+from astraflow.dataflow.tally import state_digest
 from astraflow.errors import ConfigError, RunFailed, by_kind
 from astraflow.types import FailureKind, Manifest, Task
 from astraflow.wire import messages as m
@@ -94,17 +95,23 @@ class Ledger:
             initial = encode(StoredState(state=self.spec.pipeline.state_dict()))
             with self.store.transaction():
                 self.store.run("INSERT INTO algorithms VALUES ('pipeline', ?)", (initial,))
+                self._tell_of_algorithms(self.started_at, initial)
             self._saved = initial
             return
         self._saved = row[0]
         self.spec.pipeline.load_state_dict(decode(row[0], StoredState).state)
 
-    def save_algorithms(self) -> None:
+    def save_algorithms(self, now: float) -> None:
         """In the transaction of the decision that changed them."""
         state = encode(StoredState(state=self.spec.pipeline.state_dict()))
         if state != self._saved:
             self.store.run("UPDATE algorithms SET state = ? WHERE name = 'pipeline'", (state,))
+            self._tell_of_algorithms(now, state)
             self._saved = state
+
+    def _tell_of_algorithms(self, now: float, state: bytes) -> None:
+        """By digest: what they know may be large, and ``verify`` only asks whether the row is what was written."""
+        self.store.event(now, "algorithms", digest=state_digest(state))
 
     def forget(self) -> None:
         """A transaction was rolled back: every memory of the tables is renewed."""

@@ -25,7 +25,7 @@ def settle_ready(ledger: Ledger, now: float) -> int:
         ledger.groups.sweep(now, policy)
         ledger.groups.drop_surplus(now, policy)
         starve_if_barren(ledger, now, policy)
-    ledger.save_algorithms()
+    ledger.save_algorithms(now)
     return len(ready)
 
 

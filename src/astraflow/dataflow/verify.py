@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from astraflow.dataflow.retelling import GroupStory, PolicyStory, Retelling, Told
+from astraflow.dataflow.tally import NOT_TOLD, Tally, state_digest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,6 +23,8 @@ class Verification:
     rows: int
     """Of the tables, compared."""
     differences: tuple[str, ...]
+    not_compared: tuple[str, ...]
+    """What is stored and no event tells, in words."""
 
 
 class Comparison:
@@ -50,8 +53,11 @@ def verify(db: sqlite3.Connection, payloads: Path | None = None) -> Verification
     try:
         known = db.execute("SELECT name, trainable FROM policies").fetchall()
         story = Retelling([name for name, _ in known], [name for name, trainable in known if trainable])
+        supervised = {group for (group,) in db.execute("SELECT id FROM groups WHERE supervised")}
+        tally = Tally(story.streams, supervised)
         count = 0
         for event in _events(db, story):
+            tally.tell(event, story)
             story.tell(event)
             count += 1
         seen = Comparison()
@@ -62,9 +68,15 @@ def verify(db: sqlite3.Connection, payloads: Path | None = None) -> Verification
         _samples(db, story, seen)
         _bytes(db, story, seen, payloads)
         _frozen(db, seen, payloads)
+        not_compared = [*_counters(db, tally, seen), *_in_a_row(db, tally, seen), *_algorithms(db, tally, seen)]
     finally:
         db.execute("ROLLBACK")
-    return Verification(events=count, rows=seen.rows, differences=(*story.breaks, *seen.differences))
+    return Verification(
+        events=count,
+        rows=seen.rows,
+        differences=(*story.breaks, *seen.differences),
+        not_compared=tuple(not_compared),
+    )
 
 
 def _events(db: sqlite3.Connection, story: Retelling) -> Iterator[Told]:
@@ -282,6 +294,38 @@ def _frozen(db: sqlite3.Connection, seen: Comparison, payloads: Path | None) -> 
             seen.differences.append(f"{what}: file {file} is missing")
     for number in sorted(stored):
         seen.same(f"rows of batch {number}", {}, None)
+
+
+def _counters(db: sqlite3.Connection, tally: Tally, seen: Comparison) -> list[str]:
+    found = {name: value for name, value in db.execute("SELECT name, value FROM counters") if name not in NOT_TOLD}
+    for name in sorted(found.keys() | tally.counters.keys()):
+        seen.same(f"counter {name}", {"value": found.get(name, 0)}, {"value": tally.counters[name]})
+    silent = [name for (name,) in db.execute("SELECT name FROM counters ORDER BY name") if name in NOT_TOLD]
+    return [f"counter {name}: what it counts changes nothing and leaves no event" for name in silent]
+
+
+def _in_a_row(db: sqlite3.Connection, tally: Tally, seen: Comparison) -> list[str]:
+    unknown = []
+    for policy, no_signal, barren in db.execute("SELECT name, no_signal, barren FROM policies ORDER BY name"):
+        for what, found, told in (
+            ("no_signal", no_signal, tally.no_signal.get(policy)),
+            ("barren", barren, tally.barren.get(policy)),
+        ):
+            if told is None:
+                unknown.append(f"policy {policy}: {what}, which begins anew while the policy is starved")
+            else:
+                seen.same(f"policy {policy}", {what: found}, {what: told})
+    return unknown
+
+
+def _algorithms(db: sqlite3.Connection, tally: Tally, seen: Comparison) -> list[str]:
+    """That the row is what was written with the last decision; not what that should have been."""
+    row = db.execute("SELECT state FROM algorithms WHERE name = 'pipeline'").fetchone()
+    if tally.algorithms is None:
+        return [] if row is None else ["state of the algorithms: the events are of a program that did not tell it"]
+    found = None if row is None else {"digest": state_digest(row[0])}
+    seen.same("state of the algorithms", found, {"digest": tally.algorithms})
+    return []
 
 
 def _is_there(seen: Comparison, what: str, row: dict[str, Any], payloads: Path | None) -> None:

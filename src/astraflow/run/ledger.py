@@ -46,6 +46,7 @@ def verification(run: RunFolder) -> dict[str, Any]:
         "differences": list(found.differences),
         "events": found.events,
         "rows": found.rows,
+        "not_compared": list(found.not_compared),
     }
 
 
@@ -56,7 +57,7 @@ def verification_lines(found: dict[str, Any]) -> list[str]:
     verdict = (
         f"verified: {compared} tell the same" if found["verified"] else f"NOT verified: {compared}, {count} differ"
     )
-    return [*found["differences"], verdict]
+    return [*found["differences"], *(f"not compared: {what}" for what in found["not_compared"]), verdict]
 
 
 def _sum(counts: dict[str, int], total: str) -> str:

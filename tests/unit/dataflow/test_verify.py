@@ -13,7 +13,7 @@ from astraflow.dataflow.settings import EvalSpec, Limits, PolicySpec, RunSpec
 from astraflow.dataflow.verify import verify
 from astraflow.types import Batch, FailureKind
 from astraflow.wire import messages as m
-from tests.unit.dataflow.rig import Rig, make_spec, tasks
+from tests.unit.dataflow.rig import KEEP, Rig, make_spec, tasks
 
 
 def differences(rig: Rig) -> tuple[str, ...]:
@@ -116,6 +116,18 @@ TAMPERED = {
     "batch_rows": "DELETE FROM batch_rows WHERE batch = (SELECT MAX(batch) FROM batch_rows)",
     "batch_rows: made up": "INSERT INTO batch_rows VALUES (999, x'00')",
     "batch_groups": "UPDATE batch_groups SET position = 9 WHERE batch = 2 AND position = 0",
+    "counters": "UPDATE counters SET value = value + 1 WHERE name = 'episodes_done'",
+    "counters: retries": "UPDATE counters SET value = value - 1 WHERE name = 'retries'",
+    "counters: failed": "UPDATE counters SET value = value + 1 WHERE name = 'failed/infra'",
+    "counters: handed back": "DELETE FROM counters WHERE name = 'handed_back'",
+    "counters: undone": "UPDATE counters SET value = 0 WHERE name = 'undone_batches'",
+    "counters: dead": "UPDATE counters SET value = 5 WHERE name = 'dead/rollout'",
+    "counters: made up": "INSERT INTO counters VALUES ('failed/grader', 1)",
+    "policies: no_signal": "UPDATE policies SET no_signal = no_signal + 1",
+    "policies: barren": "UPDATE policies SET barren = barren + 1",
+    "algorithms": "UPDATE algorithms SET state = x'80'",
+    "algorithms: gone": "DELETE FROM algorithms",
+    "events: algorithms": "UPDATE events SET data = '{\"digest\":\"0\"}' WHERE kind = 'algorithms'",
     "events: gone": "DELETE FROM events WHERE kind = 'done' AND group_id = 5 AND idx = 0",
     "events: changed": "UPDATE events SET group_id = 999 WHERE kind = 'ready' AND group_id = 5",
     "events: torn": "UPDATE events SET data = '{' WHERE kind = 'kept'",
@@ -227,3 +239,86 @@ def test_it_reads_one_snapshot_beside_the_writer(tmp_path: Path) -> None:
         assert verify(reader).differences == ()
         assert count == 1
         reader.close()
+
+
+NAMED = {
+    "UPDATE counters SET value = 0 WHERE name = 'retries'": "counter retries: value is 0.0, the events tell 2",
+    "UPDATE policies SET barren = 41": "policy p: barren is 41, the events tell 0",
+    "UPDATE policies SET no_signal = 3": "policy p: no_signal is 3, the events tell 0",
+    "DELETE FROM algorithms": "state of the algorithms: the events tell of it, no row does",
+}
+
+
+@pytest.mark.parametrize("tampering", NAMED)
+def test_what_is_counted_and_what_the_algorithms_know_is_named(run: Rig, tampering: str) -> None:
+    run.db.run(tampering)
+    assert differences(run) == (NAMED[tampering],)
+
+
+def test_a_state_of_the_algorithms_from_before_the_last_decision_is_found() -> None:
+    with Rig() as rig:
+        rig.play_groups(1)
+        (before,) = rig.db.one("SELECT state FROM algorithms")
+        rig.play_groups(1)
+        assert differences(rig) == () and rig.db.one("SELECT state FROM algorithms") != (before,)
+        rig.db.run("UPDATE algorithms SET state = ?", (before,))
+        (line,) = differences(rig)
+        assert line.startswith("state of the algorithms: digest is ")
+
+
+def test_what_no_event_tells_is_said_and_not_compared(run: Rig) -> None:
+    """A result that comes twice, and one of an attempt that was replaced, change nothing but a counter."""
+    store = run.service.ledger.store
+    lease = run.lease(1, worker="v").leases[0]
+    run.submit(lease, 1.0, worker="v")
+    assert run.submit(lease, 1.0, worker="v").duplicate
+    run.db.run("UPDATE counters SET value = 77 WHERE name = 'duplicates'")
+    found = verify(store.connection)
+    assert found.differences == ()
+    assert found.not_compared == ("counter duplicates: what it counts changes nothing and leaves no event",)
+    run.db.run("DELETE FROM events WHERE kind = 'algorithms'")
+    numbers = [number for (number,) in run.db.all("SELECT id FROM events ORDER BY id")]
+    run.db.run_many("UPDATE events SET id = ? WHERE id = ?", list(enumerate(numbers, start=1)))
+    found = verify(store.connection)
+    assert found.differences == ()
+    assert found.not_compared[1] == "state of the algorithms: the events are of a program that did not tell it"
+
+
+def test_a_late_result_is_told_from_the_state_before_it() -> None:
+    with Rig() as rig:
+        (lease,) = rig.leases(1)
+        rig.advance(11.0)
+        assert rig.states("episodes")["pending"] == 2
+        rig.submit(lease, 1.0)
+        assert rig.db.counter("late") == 1
+        assert differences(rig) == ()
+        rig.db.run("UPDATE counters SET value = 2 WHERE name = 'late'")
+        assert differences(rig) == ("counter late: value is 2.0, the events tell 1",)
+
+
+def test_groups_in_a_row_that_were_not_kept_are_told_but_not_across_a_spell_of_starving() -> None:
+    limits = Limits(barren_groups=3, no_signal_limit=1, when_starved="wait")
+    with Rig(make_spec(groups_per_batch=1, keep=[KEEP()], limits=limits, steps=30)) as rig:
+        rig.renew()
+
+        def dull(count: int) -> None:
+            for lease in rig.leases(2 * count):
+                rig.submit(lease, 1.0)
+
+        dull(1)
+        dull(1)
+        assert rig.db.one("SELECT barren FROM policies") == (2,)
+        assert verify(rig.service.ledger.store.connection).not_compared == () == differences(rig)
+        dull(1)
+        assert rig.db.counter("starved") == 1 and rig.db.one("SELECT barren FROM policies") == (0,)
+        dull(1)
+        found = verify(rig.service.ledger.store.connection)
+        assert found.differences == ()
+        assert [line.split(",")[0] for line in found.not_compared] == ["policy p: no_signal", "policy p: barren"]
+        rig.play_groups(1)
+        rig.commit(rig.take(rig.resume()))
+        rig.play_groups(1)
+        dull(1)
+        assert verify(rig.service.ledger.store.connection).not_compared == () == differences(rig)
+        rig.db.run("UPDATE policies SET barren = 0")
+        assert differences(rig) == ("policy p: barren is 0, the events tell 1",)

@@ -70,7 +70,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     pipeline = ledger.spec.pipeline
     with ledger.store.transaction():
         assert pipeline.curate.next() and pipeline.curate.next()
-        ledger.save_algorithms()
+        ledger.save_algorithms(0.0)
     ledger.store.connection.close()
     return run
 
