@@ -74,7 +74,8 @@ class LossSpec:
     switches: Mapping[str, str] = field(default_factory=dict)
     """Option → the one without which it has no effect: while that is None, 0 or "none"."""
     by_proximal: Mapping[str, str] = field(default_factory=dict)
-    """Option → the one that leaves it nothing but p / prox to act on, while it is set; "" is always."""
+    """Option → the one that leaves it nothing but p / prox to act on, while it is set; "" is always. A batch is one
+    step: the proximal policy, by whose log-probs it starts, is the current one."""
 
     def without_effect(self, given: Mapping[str, object]) -> str | None:
         """What was given for nothing, in words, or None."""
@@ -85,7 +86,7 @@ class LossSpec:
         return None
 
     def without_proximal(self, given: Mapping[str, object]) -> str | None:
-        """What was given for nothing where no ``proximal_logprobs`` are supplied, so that prox is p; or None."""
+        """What was given for nothing where prox is p, in words, or None."""
         for option, switch in self.by_proximal.items():
             if option in given and (not switch or given.get(switch, self.options[switch].default)):
                 return f"{option} {given[option]!r} has no effect where a batch is one step: what it clips is always 1"

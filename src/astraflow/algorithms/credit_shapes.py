@@ -77,6 +77,22 @@ class TurnDiscount:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AtTheEnd:
+    """Each agent's reward stands at its last turn in the episode that counts, and is 0 at the others: for what sums
+    turns up (``TurnDiscount``, ``StateGroups``, a trainer with a critic), where the reward is of the whole episode."""
+
+    def __call__(self, units: UnitTable) -> UnitTable:
+        agents = [sample.rpartition("/")[0] for sample in units.sample_id]
+        last: dict[str, int] = {}
+        for n in np.flatnonzero(units.counts).tolist():
+            if agents[n] not in last or units.turn[n] > units.turn[last[agents[n]]]:
+                last[agents[n]] = n
+        ends = np.zeros(len(units), np.bool_)
+        ends[list(last.values())] = True
+        return replace(units, reward=np.where(units.counts & ~ends, 0.0, units.reward))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ShorterIsBetter:
     """Length reward of Kimi k1.5 (2025, arXiv 2501.12599, 2.3.3), added to the reward: a right answer gets weight x l,
     a wrong one weight x min(0, l), where l = 0.5 - (length - shortest) / (longest - shortest), both extremes those of

@@ -2,14 +2,15 @@
 
     packs ─ current log-probs, without a gradient ─► the whole batch ─ the loss's ``prepare`` ─► columns for every pack
 
-A loss without a ``prepare`` costs no further pass, one that needs the reference policy one over its weights.
+A loss without a ``prepare`` costs no further pass, one that needs the reference policy one over its weights, one with
+a critic one over the critic's: its values make the advantages, before anything is prepared.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,10 +20,21 @@ from astraflow.losses.choose import Chosen
 from astraflow.losses.whole import joined, parted
 from astraflow.trainer.packing import PackedRow
 from astraflow.trainer.pairing import pair_numbers
+from astraflow.trainer.trajectories import Trajectories
 from astraflow.types import Array, Batch
 
 Score = Callable[[PackedRow], Tensor]
 """Packed row → float32 [N] log-probs without a gradient."""
+
+
+class Judge(Protocol):
+    """``backends.critic.Critic``, before it learns from the batch."""
+
+    def values(self, packed: PackedRow) -> Tensor:
+        """float32 [N] without a gradient."""
+
+    def estimated(self, whole: LossInputs, rewards: Tensor, trajectories: Trajectories) -> LossInputs:
+        """With advantages and returns in it; ``rewards`` [N]: what each token earned."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,9 +74,10 @@ class Columns:
         *,
         current: Score,
         reference: Score | None,
+        critic: Judge | None = None,
     ) -> list[LossInputs] | None:
         """For the ``rl`` rows of each pack, what the loss decides over all of them; None: it wants nothing."""
-        if loss.prepare is None and reference is None:
+        if loss.prepare is None and reference is None and critic is None:
             return None
         parts = []
         for packed in packs:
@@ -73,7 +86,13 @@ class Columns:
             if reference is not None:
                 rl = self._to(~packed.supervised)
                 part = replace(part, reference_logprobs=reference(packed)[rl].to(self.device))
+            if critic is not None:
+                values = critic.values(packed)[self._to(~packed.supervised)]
+                part = replace(part, values=values, old_values=values)
             parts.append(part)
+        if critic is not None:
+            rewards = torch.cat([self._to(packed.rewards[~packed.supervised]) for packed in packs])
+            parts = parted(critic.estimated(joined(parts), rewards, Trajectories.of(self.batch.rows)), parts)
         return parts if loss.prepare is None else parted(loss.prepare(joined(parts), **options), parts)
 
     def gap(self, packed: PackedRow, logprobs: Tensor) -> tuple[float, float]:

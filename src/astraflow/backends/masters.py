@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 import torch
@@ -21,8 +21,10 @@ PARTS = ("master", "moment1", "moment2")
 class Masters:
     """One fp32 tensor a parameter. If the model computes in fp32, its own parameters are the masters."""
 
-    def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], *, compute: torch.dtype) -> None:
-        """``parameters``: fp32 ones by name; they are cast to ``compute`` in place here."""
+    def __init__(
+        self, parameters: Iterable[tuple[str, nn.Parameter]], *, compute: torch.dtype, exact: Collection[str] = ()
+    ) -> None:
+        """``parameters``: fp32 ones by name; all but those in ``exact`` are cast to ``compute`` in place here."""
         self._model = {name: each for name, each in parameters if each.requires_grad}
         self.tensors: dict[str, Tensor] = {}
         self.gradients: dict[str, Tensor] = {}
@@ -31,7 +33,7 @@ class Masters:
         self._count = torch.zeros((), dtype=torch.float32)
         for name, parameter in self._model.items():
             self.tensors[name] = parameter.data
-            if compute is not torch.float32:
+            if compute is not torch.float32 and name not in exact:
                 parameter.data = parameter.data.to(compute)
             self.gradients[name] = torch.zeros_like(self.tensors[name])
             self._moment1[name] = torch.zeros_like(self.tensors[name])
@@ -59,6 +61,13 @@ class Masters:
         else:
             self.gradients[name].copy_(gradient)
             self._collected.add(name)
+
+    def collect_rows(self, name: str, index: Tensor, gradient: Tensor) -> None:
+        """As ``collect``, of the rows ``index`` of a matrix alone: the dense gradient is never made."""
+        if name not in self._collected:
+            self.gradients[name].zero_()
+            self._collected.add(name)
+        self.gradients[name].index_add_(0, index, gradient.float())
 
     def drop_gradients(self) -> None:
         self._collected.clear()
@@ -115,17 +124,19 @@ class Masters:
             if parameter.data_ptr() != self.tensors[name].data_ptr():
                 parameter.copy_(self.tensors[name])
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, *, prefix: str = "") -> None:
         for part, tensors in zip(PARTS, (self.tensors, self._moment1, self._moment2), strict=True):
-            save_file(tensors, folder / f"{part}.safetensors", {"steps": str(self.steps)})
+            save_file(tensors, folder / f"{prefix}{part}.safetensors", {"steps": str(self.steps)})
 
-    def load(self, folder: Path, *, steps: int) -> None:
+    def load(self, folder: Path, *, steps: int, prefix: str = "") -> None:
         """Raises WeightsRefused when names or shapes differ; then nothing has changed."""
-        loaded = [load_file(folder / f"{part}.safetensors") for part in PARTS]
+        loaded = [load_file(folder / f"{prefix}{part}.safetensors") for part in PARTS]
         for part, found in zip(PARTS, loaded, strict=True):
             shapes = {name: tuple(each.shape) for name, each in found.items()}
             if shapes != {name: tuple(each.shape) for name, each in self.tensors.items()}:
-                raise WeightsRefused(f"{folder}: {part}.safetensors is of another model (names or shapes differ)")
+                raise WeightsRefused(
+                    f"{folder}: {prefix}{part}.safetensors is of another model (names or shapes differ)"
+                )
         for found, own in zip(loaded, (self.tensors, self._moment1, self._moment2), strict=True):
             for name, each in found.items():
                 own[name].copy_(each)

@@ -2,7 +2,8 @@
 
     batch ─ pack ─► packed rows ─ hidden states ─ log-probs at heads ─ loss ─► gradients (fp32, whole batch) ─ AdamW
 
-A step without signal, or with a gradient that is not finite, touches nothing (F52).
+A step without signal, or with a gradient that is not finite, touches nothing (F52). Under a loss that needs values a
+critic learns beside the policy (``critic.py``), in its first steps alone: they make versions with the same weights.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from astraflow.backends.attention import TreeAttention
+from astraflow.backends.backbone import Backbone
 from astraflow.backends.columns import Columns, Score
+from astraflow.backends.critic import Critic, ValueLoss
 from astraflow.backends.head import HeadForward, head_backward, head_forward
 from astraflow.backends.masters import Masters, is_finite
 from astraflow.backends.models import as_bits, choose_device, choose_dtype, load_model, sliding_window, stored_dtypes
@@ -28,12 +31,13 @@ from astraflow.errors import ConfigError
 from astraflow.losses.base import LossInputs, LossOutput
 from astraflow.losses.choose import choose_loss
 from astraflow.losses.sft import sft
+from astraflow.losses.vapo import value_pretraining
 from astraflow.observe.metrics import merge_means
 from astraflow.trainer.backend import StepReport
 from astraflow.trainer.packing import PackedRow, pack
 from astraflow.trainer.schedule import learning_rate
 from astraflow.trainer.settings import TrainerSettings
-from astraflow.types import Batch, Row, SampleKind
+from astraflow.types import Batch, Row
 from astraflow.weights.digest import digest_tensors
 
 STATE = "state.json"
@@ -68,10 +72,12 @@ class TorchBackend:
         self._current = Scorer(self._model, self._attention, temperature=self._temperature)
         self._reference = self._load_reference(model_dir)
         self._masters = Masters(self._model.named_parameters(), compute=self.dtype)
-        self._embedding = self._model.get_input_embeddings().weight
+        self._backbone = Backbone(self._model, self._attention, self._masters)
+        self._pretraining = settings.pretraining_of(steps)
+        self._critic = self._load_critic(model_dir)
         self._head = self._model.get_output_embeddings().weight
         names = {id(parameter): name for name, parameter in self._model.named_parameters()}
-        self._embedding_name, self._head_name = names[id(self._embedding)], names[id(self._head)]
+        self._head_name = names[id(self._head)]
         every = self._model.named_parameters(remove_duplicate=False)
         self._master_name = {name: names[id(parameter)] for name, parameter in every}
         """Tied weights have several names and one master."""
@@ -81,7 +87,12 @@ class TorchBackend:
 
     @property
     def version(self) -> int:
-        return self._masters.steps
+        return self._masters.steps + self._pretrained
+
+    @property
+    def _pretrained(self) -> int:
+        """Committed steps in which the critic learned alone."""
+        return 0 if self._critic is None else self._critic.pretrained
 
     def _load_reference(self, model_dir: Path) -> Score | None:
         """The policy of version 0, if the loss compares with it: a second model in memory, never trained."""
@@ -90,37 +101,94 @@ class TorchBackend:
         model = load_model(model_dir, self._device).requires_grad_(False).to(self.dtype)
         return Scorer(model, TreeAttention(model), temperature=self._temperature)
 
+    def _load_critic(self, model_dir: Path) -> Critic | None:
+        if not self.settings.loss.needs_critic:
+            return None
+        return Critic(model_dir, self.settings, device=self._device, dtype=self.dtype, pretraining=self._pretraining)
+
     # ── a step ──
 
     def step(self, batch: Batch) -> StepReport:
         rows = batch.rows
         trained = tuple((row.sample_id, row.use) for row in rows if row.mask.any())
-        if not any(_has_signal(row) for row in rows) and (self._reference is None or not trained):
+        always = self._reference is not None or self._critic is not None  # then equal rewards may be a signal too
+        if not any(_has_signal(row) for row in rows) and not (always and trained):
             return StepReport(updated=False, reason="no_signal", metrics=_counts(batch))
         self._check_lengths(rows)
         packs = pack(rows, tokens_per_micro_batch=self.settings.tokens_per_micro_batch)
-        loss, parts = self._differentiate(packs, batch)
-        norm = self._masters.gradient_norm()
-        supervised = all(row.kind is SampleKind.SUPERVISED for row in rows)
-        lr = learning_rate(self.settings, step=self.version + 1, steps=self._steps, supervised=supervised)
-        metrics = {**_counts(batch), **merge_means(parts), **_packing(packs), "step/lr": lr}
-        if not is_finite(loss, norm) or norm == 0.0:
-            self._masters.drop_gradients()
-            return StepReport(updated=False, reason="no_signal" if norm == 0.0 else "non_finite", metrics=metrics)
-        self._masters.update(self.settings, lr=lr, norm=norm)
-        metrics |= {"loss/total": loss, "step/grad_norm": norm}
-        return StepReport(updated=True, metrics=metrics, trained=trained)
-
-    def _differentiate(self, packs: Sequence[PackedRow], batch: Batch) -> tuple[float, list[Parts]]:
-        """The batch's gradient into the masters; its loss, and metrics of each packed row as (sum, count)."""
         columns = Columns.of(batch, self._device)
-        options = dict(self.settings.loss.arguments)
-        prepared = columns.prepared(packs, self._chosen, options, current=self._current, reference=self._reference)
+        prepared = columns.prepared(
+            packs,
+            self._chosen,
+            dict(self.settings.loss.arguments),
+            current=self._current,
+            reference=self._reference,
+            critic=self._critic,
+        )
+        if self._critic is not None and self._critic.is_pretraining:
+            reason, metrics = self._teach(self._critic, packs, prepared)
+        else:
+            reason, metrics = self._train(packs, columns, prepared)
+        metrics = {**_counts(batch), **_packing(packs), **metrics}
+        if reason is not None:
+            self._masters.drop_gradients()
+            if self._critic is not None:
+                self._critic.forget()
+        return StepReport(
+            updated=reason is None, reason=reason, metrics=metrics, trained=trained if reason is None else ()
+        )
+
+    def _train(
+        self, packs: Sequence[PackedRow], columns: Columns, prepared: list[LossInputs] | None
+    ) -> tuple[str | None, dict[str, float]]:
+        """The policy, and after it its critic. Why there was no step, and metrics."""
         found = [
             self._accumulate(packed, columns, None if prepared is None else prepared[n])
             for n, packed in enumerate(packs)
         ]
-        return sum(loss for loss, _ in found), [metrics for _, metrics in found]
+        loss, norm, judged = sum(part for part, _ in found), self._masters.gradient_norm(), 0.0
+        supervised = all(bool(packed.supervised.all()) for packed in packs)
+        steps = self._steps - self._pretraining
+        lr = learning_rate(self.settings, step=self._masters.steps + 1, steps=steps, supervised=supervised)
+        metrics = {**merge_means(metrics for _, metrics in found), "step/lr": lr}
+        if self._critic is not None:
+            assert prepared is not None, "a critic looks at the whole batch"
+            value_loss = self._value_loss(prepared)
+            judged, _ = self._critic.differentiate(packs, value_loss)
+        if not is_finite(loss, norm, judged) or norm == 0.0:
+            return "no_signal" if norm == 0.0 else "non_finite", metrics
+        self._masters.update(self.settings, lr=lr, norm=norm)
+        metrics |= {"loss/total": loss, "step/grad_norm": norm}
+        if self._critic is not None and prepared is not None:
+            self._critic.learn(packs, value_loss, norm=judged)
+            metrics |= self._critic.metrics(prepared, judged)
+        return None, metrics
+
+    def _teach(
+        self, critic: Critic, packs: Sequence[PackedRow], prepared: list[LossInputs] | None
+    ) -> tuple[str | None, dict[str, float]]:
+        """The critic alone, as ``_train``."""
+        assert prepared is not None, "a critic looks at the whole batch"
+        value_loss = self._value_loss(prepared, alone=True)
+        norm, parts = critic.differentiate(packs, value_loss)
+        metrics = merge_means(parts)
+        if not is_finite(norm) or norm == 0.0:
+            return "no_signal" if norm == 0.0 else "non_finite", metrics
+        critic.learn(packs, value_loss, norm=norm)
+        critic.pretrained += 1
+        return None, {**metrics, **critic.metrics(prepared, norm)}
+
+    def _value_loss(self, prepared: Sequence[LossInputs], *, alone: bool = False) -> ValueLoss:
+        """Of the critic: the policy's loss with log-probs that have no gradient, or ``value_pretraining``."""
+        aggregation, constant = self.settings.loss.aggregation_and_constant
+
+        def loss(n: int, values: Tensor) -> LossOutput:
+            part = replace(prepared[n], values=values)
+            if alone:
+                return value_pretraining(part, aggregation=aggregation, constant=constant)
+            return self._chosen.loss(part, **self.settings.loss.arguments)
+
+        return loss
 
     def _check_lengths(self, rows: tuple[Row, ...]) -> None:
         longest = max(len(row.tokens) for row in rows)
@@ -129,29 +197,17 @@ class TorchBackend:
 
     def _accumulate(self, packed: PackedRow, columns: Columns, prepared: LossInputs | None) -> tuple[float, Parts]:
         """Forward and backward of one packed row; its share of the loss and metrics as (sum, count)."""
-        hidden, inputs = self._hidden(packed)
+        hidden, inputs = self._backbone.hidden(packed)
         heads = heads_of(packed, self._temperature, self._device)
         picked = hidden.detach()[self._to(packed.head)]
         forward = head_forward(picked, self._head.detach(), heads)
         loss, gradient, metrics = self._losses(forward, packed, columns, prepared)
         d_picked, d_weight = head_backward(forward, gradient, picked, self._head.detach(), heads)
         self._masters.collect(self._head_name, d_weight)
-        d_hidden = torch.zeros_like(hidden).index_add_(0, self._to(packed.head), d_picked)
-        torch.autograd.backward(hidden, d_hidden)
-        self._collect_embedding(packed, inputs)
+        self._backbone.backward(packed, hidden, inputs, d_picked)
         count = float(len(packed.targets))
         metrics["loss/entropy"] = (float(forward.entropy[heads.target_head].sum()), count)
         return loss, metrics
-
-    def _hidden(self, packed: PackedRow) -> tuple[Tensor, Tensor]:
-        """Last hidden states [L, H] with a graph, and the embedded tokens [L, H] that the gradient arrives at."""
-        inputs = self._embedding.detach()[self._to(packed.tokens)].requires_grad_()
-        positions = self._to(packed.positions)[None]
-        with self._attention.of(packed) as mask:
-            out = self._model.base_model(
-                inputs_embeds=inputs[None], attention_mask=mask, position_ids=positions, use_cache=False
-            )
-        return out.last_hidden_state[0], inputs
 
     def _losses(
         self, forward: HeadForward, packed: PackedRow, columns: Columns, prepared: LossInputs | None
@@ -182,15 +238,6 @@ class TorchBackend:
         aggregation, constant = self.settings.loss.aggregation_and_constant
         return sft(inputs, aggregation=aggregation, constant=constant)
 
-    @torch.no_grad()
-    def _collect_embedding(self, packed: PackedRow, inputs: Tensor) -> None:
-        """Only the rows of the embedding that were used: its dense gradient is never made."""
-        assert inputs.grad is not None
-        name = self._embedding_name
-        if name != self._head_name:
-            self._masters.collect(name, torch.zeros((), device=self._device).expand_as(self._embedding))
-        self._masters.gradients[name].index_add_(0, self._to(packed.tokens), inputs.grad.float())
-
     def _to(self, array: Any) -> Tensor:
         return torch.from_numpy(array).to(self._device)
 
@@ -216,12 +263,16 @@ class TorchBackend:
 
     def save(self, folder: Path, extra: dict[str, Any]) -> None:
         self._masters.save(folder)
+        if self._critic is not None:
+            self._critic.save(folder)
         own = {"version": self.version, "dtype": str(self.dtype)}
         (folder / STATE).write_text(json.dumps({"own": own, "extra": extra}), encoding="utf-8")
 
     def load(self, folder: Path) -> dict[str, Any]:
         state: dict[str, Any] = json.loads((folder / STATE).read_text(encoding="utf-8"))
-        self._masters.load(folder, steps=int(state["own"]["version"]))
+        if self._critic is not None:
+            self._critic.load(folder)
+        self._masters.load(folder, steps=int(state["own"]["version"]) - self._pretrained)
         extra: dict[str, Any] = state["extra"]
         return extra
 

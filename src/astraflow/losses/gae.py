@@ -25,17 +25,16 @@ def gae(
     lambdas = torch.as_tensor(lam, dtype=torch.float64).expand(len(values))
     if len(lambdas) and not bool(((lambdas >= 0) & (lambdas <= 1)).all()):
         raise ConfigError(f"gae: lam must be in [0, 1], found {float(lambdas.min())} to {float(lambdas.max())}")
-    advantages = torch.zeros(len(values), dtype=torch.float64)
+    found = [0.0] * len(values)
+    columns = (mask.tolist(), sequence_ids.tolist(), rewards.tolist(), values.tolist(), lambdas.tolist())
     following: dict[int, tuple[float, float]] = {}
     """sequence → value and advantage of its next unmasked token"""
-    for at in reversed(mask.nonzero()[:, 0].tolist()):
-        sequence = int(sequence_ids[at])
-        value, advantage = following.get(sequence, (0.0, 0.0))
-        own = float(values[at])
-        delta = float(rewards[at]) + gamma * value - own
-        advantages[at] = delta + gamma * float(lambdas[at]) * advantage
-        following[sequence] = (own, float(advantages[at]))
-    return advantages.to(values)
+    for at, (present, sequence, reward, own, share) in reversed(list(enumerate(zip(*columns, strict=True)))):
+        if present:
+            value, advantage = following.get(sequence, (0.0, 0.0))
+            found[at] = reward + gamma * value - own + gamma * share * advantage
+            following[sequence] = (own, found[at])
+    return torch.tensor(found, dtype=torch.float64).to(values)
 
 
 def length_adaptive_lambda(mask: Tensor, sequence_ids: Tensor, *, alpha: float = 0.05) -> Tensor:

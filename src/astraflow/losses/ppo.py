@@ -34,7 +34,8 @@ def ppo(
     """Per token ``max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high))``, where A < 0 at most ``-A dual_clip``.
 
     With ``value_coefficient`` > 0 the critic's ``max((V - R)², (old + clamp(V - old, ± value_clip) - R)²) / 2`` is
-    added, aggregated alike: it needs ``values``, ``old_values`` and ``returns``.
+    added, aggregated alike: it needs ``values``, ``old_values`` and ``returns``. Advantages are then those of ``gae``
+    over rewards alone: a KL in the reward is taken off as it is paid from a token on, without a baseline of its own.
     """
     clip = Clip.of(clip_low, clip_high, dual_clip)
     output = by_token(inputs, clip, kl=kl, kl_coefficient=kl_coefficient, aggregation=aggregation, constant=constant)

@@ -1,7 +1,7 @@
 """PPO with a critic made for long answers, and the critic's own loss.
 
 Source: Yue et al. 2025, "VAPO", arXiv 2504.05118. Its advantages are ``gae`` with ``length_adaptive_lambda``, its
-returns ``returns_of`` (lambda = 1 for the critic). It needs a critic's values: a trainer without one refuses it.
+returns ``returns_of`` (lambda = 1 for the critic): the trainer makes both (``backends.critic``).
 """
 
 from __future__ import annotations

@@ -13,11 +13,22 @@ from typing import Any
 
 from astraflow.algorithms.base import Replay
 from astraflow.algorithms.credit import GroupMean, PerTask, Whitened
+from astraflow.algorithms.credit_agents import PerAgent, StateGroups
 from astraflow.algorithms.curate import WithOlderVersions, most_groups
+from astraflow.algorithms.keep import DropNoAdvantage, DropZeroVariance
 from astraflow.errors import ConfigError
 from astraflow.run.recipe import Policy, Recipe
 from astraflow.run.tiny_model import TinyModel
 from astraflow.types import Sampling
+
+ADVANTAGES = (GroupMean, PerAgent, StateGroups, Whitened, PerTask)
+"""Credits that compare; around them may be others."""
+UNDIVIDED = {
+    "dr_grpo": "GroupMean(std=False)",
+    "rloo": "GroupMean(std=False, leave_one_out=True)",
+    "kimi": "GroupMean(std=False)",
+}
+"""Loss → the credit of its paper."""
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -177,6 +188,36 @@ def _normalised_twice(recipe: Recipe, where: str, loss: str) -> Iterator[str]:
             )
 
 
+def _divided(recipe: Recipe, where: str, loss: str) -> Iterator[str]:
+    """A loss that is made for differences of rewards, of which the deviation of a group says nothing."""
+    if loss not in UNDIVIDED:
+        return
+    for credit in _layers(getattr(recipe.pipeline, "credit", None)):
+        if isinstance(credit, Whitened | PerTask) or getattr(credit, "std", False):
+            yield (
+                f"{where} is {loss!r}, whose advantages are differences of rewards, and Recipe.pipeline.credit "
+                f"{type(credit).__name__} divides them by their deviation: use {UNDIVIDED[loss]}, or another loss"
+            )
+            return
+
+
+def _critic(recipe: Recipe, where: str, loss: str) -> Iterator[str]:
+    """The trainer makes the advantages: of rewards as they are, of equal ones too."""
+    for credit in _layers(getattr(recipe.pipeline, "credit", None)):
+        if isinstance(credit, ADVANTAGES):
+            yield (
+                f"{where} is {loss!r} with a critic, which wants rewards, and Recipe.pipeline.credit "
+                f"{type(credit).__name__} makes advantages of them: use Returns()"
+            )
+            return
+    for keep in getattr(recipe.pipeline, "keep", ()):
+        if isinstance(keep, DropZeroVariance | DropNoAdvantage):
+            yield (
+                f"{where} is {loss!r} with a critic and Recipe.pipeline.keep has {type(keep).__name__}: what equal "
+                "rewards are worth, or none, the critic would never see; leave it out"
+            )
+
+
 def _layers(credit: object) -> Iterator[object]:
     """A Credit and those that it stands around, from the outside in."""
     while credit is not None:
@@ -199,7 +240,11 @@ def _policy(recipe: Recipe, name: str, policy: Policy) -> Iterator[str]:
             policy.trainer.check_steps(recipe.steps_of(name))
         except ConfigError as error:
             yield f"{where}: {error}"
-        yield from _normalised_twice(recipe, f"{where}.trainer.loss.name", policy.trainer.loss.name)
+        loss, place = policy.trainer.loss, f"{where}.trainer.loss.name"
+        yield from _normalised_twice(recipe, place, loss.name)
+        yield from _divided(recipe, place, loss.name)
+        if loss.needs_critic:
+            yield from _critic(recipe, place, loss.name)
     context = model_context(policy)
     limit = policy.engine.max_context or context
     if context and policy.engine.max_context > context:

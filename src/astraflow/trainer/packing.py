@@ -45,6 +45,8 @@ class PackedRow:
     """float32 [N]: behaviour log-probs."""
     advantages: Array
     """float32 [N]"""
+    rewards: Array
+    """float32 [N]: those same values as something earned: at the last trained token of each run, 0 before it."""
     sequence: Array
     """int64 [N]: index of the row in the batch."""
     versions: Array
@@ -92,6 +94,16 @@ def advantages_of(row: Row) -> Array:
     return values
 
 
+def rewards_of(row: Row) -> Array:
+    """float32 [T]: each run's value once, where the run ends; what data has masked earns nothing."""
+    values = np.zeros(len(row.tokens), np.float32)
+    for run in row.advantages:
+        trained = np.flatnonzero(row.mask[run.start : run.stop])
+        if len(trained):
+            values[run.start + trained[-1]] = run.value
+    return values
+
+
 def _versions_of(row: Row) -> Array:
     """int64 [T]: -1 where no version sampled."""
     values = np.full(len(row.tokens), -1, np.int64)
@@ -133,7 +145,7 @@ class _Tree:
         for path in self._paths:  # a token ends where the last row through it ends
             reached = max(reached, int(path[-1]) + 1)
             end[path] = np.maximum(end[path], reached)
-        at, target, logprob, advantage, sequence, version, supervised = (
+        at, target, logprob, advantage, reward, sequence, version, supervised = (
             np.concatenate(c) for c in zip(*self._columns(), strict=True)
         )
         keys, target_head = np.unique(at * 2 + supervised, return_inverse=True)
@@ -147,6 +159,7 @@ class _Tree:
             targets=target,
             logprobs=logprob,
             advantages=advantage,
+            rewards=reward,
             sequence=sequence,
             versions=version,
             supervised=supervised,
@@ -160,6 +173,7 @@ class _Tree:
                 row.tokens[trained].astype(np.int64),
                 row.logprobs[trained],
                 advantages_of(row)[trained],
+                rewards_of(row)[trained],
                 np.full(len(trained), n, np.int64),
                 _versions_of(row)[trained],
                 np.full(len(trained), row.kind is SampleKind.SUPERVISED),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from astraflow.algorithms.credit import GroupMean, PerTask, Returns, Whitened
 from astraflow.algorithms.credit_shapes import (
+    AtTheEnd,
     Difference,
     Shape,
     Shaped,
@@ -27,6 +28,7 @@ SHAPES = [
     TurnDiscount(gamma=0.9),
     ShorterIsBetter(),
     Team(share=0.5),
+    AtTheEnd(),
     Difference(),
 ]
 
@@ -67,6 +69,15 @@ def test_a_discounted_turn():
     assert reward(TurnDiscount(gamma=0.5), units).tolist() == [0.25, 0.5, 1, 0, 0]
     found = Shaped(shapes=(TurnDiscount(gamma=0.5),), credit=Returns()).group(units)
     assert found.tolist() == [0.25, 0.5, 1, 0, 0]
+
+
+def test_a_reward_of_the_whole_episode_is_earned_once():
+    """Agent a plays turns 0, 1 and 4 of episode 0, of which 4 does not count; b turn 2; a again in episode 1."""
+    units = table([1, 1, 1, 0.5, None], episodes=[0, 0, 0, 1, 0], keys=["a", "a", "b", "a", "a"])
+    found = reward(AtTheEnd(), units)
+    assert found[:4].tolist() == [0, 1, 1, 0.5] and np.isnan(found[4])
+    both = Shaped(shapes=(AtTheEnd(), TurnDiscount(gamma=0.5)), credit=Returns()).group(units)
+    assert both.tolist() == [0.5, 1, 1, 0.5, 0]
 
 
 def test_length_is_that_of_the_agent_in_its_episode():

@@ -14,7 +14,6 @@ from astraflow.errors import ConfigError, InvalidRecord
 from astraflow.losses import LossInputs
 from astraflow.losses.gae import explained_variance, gae, length_adaptive_lambda, returns_of
 from astraflow.losses.vapo import prepare, value_pretraining, vapo
-from astraflow.trainer.settings import LossSettings
 from tests.unit.losses.lab import batch
 from tests.unit.losses.plain import clipped, sequences_of
 from tests.unit.losses.test_losses import make
@@ -236,12 +235,6 @@ def test_explained_variance() -> None:
 
 
 # ── without a critic ──
-
-
-@pytest.mark.parametrize("name", ["vapo", "value_pretraining"])
-def test_a_recipe_with_it_is_refused_as_no_trainer_has_a_critic(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"loss '{name}' needs values.*no trainer.*critic"):
-        LossSettings(name=name)
 
 
 @pytest.mark.parametrize("column", ["values", "old_values", "returns"])

@@ -12,8 +12,10 @@ import pytest
 
 from astraflow.algorithms.base import Curate
 from astraflow.algorithms.credit import GroupMean, PerTask, Returns, Whitened
+from astraflow.algorithms.credit_agents import PerAgent, StateGroups
 from astraflow.algorithms.credit_shapes import Shaped, TurnDiscount
 from astraflow.algorithms.curate import Mixture, Shuffled, Stage, Stages, WithOlderVersions, most_groups
+from astraflow.algorithms.keep import DropNoAdvantage, DropTruncated, DropZeroVariance
 from astraflow.algorithms.pace import BoundedStaleness
 from astraflow.algorithms.pipeline import Pipeline
 from astraflow.algorithms.select import EarliestDeadline
@@ -226,3 +228,35 @@ def test_f37_advantages_are_not_normalised_twice(recipe_with: Build) -> None:
         check_recipe(recipe_with(pipeline=pipeline))
     for credit in (GroupMean(std=False), Returns()):
         check_recipe(recipe_with(policies=policies, pipeline=replace(default_pipeline(recipe_with()), credit=credit)))
+
+
+@pytest.mark.parametrize(("name", "more"), [("dr_grpo", {"constant": 8.0}), ("rloo", {}), ("kimi", {})])
+def test_f38_a_loss_of_differences_takes_none_that_were_divided(
+    recipe_with: Build, name: str, more: dict[str, float]
+) -> None:
+    """Dr. GRPO with a deviation is not Dr. GRPO."""
+    loss = LossSettings(name=name, **more)  # type: ignore[arg-type]
+    policies = {"main": Policy(model=TINY, trainer=TrainerSettings(loss=loss))}
+    hidden = Shaped(shapes=(TurnDiscount(gamma=0.9),), credit=GroupMean())
+    for credit in (GroupMean(), PerAgent(), StateGroups(), Whitened(credit=GroupMean(std=False)), hidden):
+        words = refused(
+            recipe_with(policies=policies, pipeline=replace(default_pipeline(recipe_with()), credit=credit))
+        )
+        assert f"trainer.loss.name is '{name}'" in words and "divides them by their deviation: use GroupMean" in words
+    for credit in (GroupMean(std=False), GroupMean(std=False, leave_one_out=True), Returns(), PerAgent(std=False)):
+        check_recipe(recipe_with(policies=policies, pipeline=replace(default_pipeline(recipe_with()), credit=credit)))
+
+
+@pytest.mark.parametrize("loss", [{"name": "vapo"}, {"name": "ppo", "options": {"value_coefficient": 0.5}}])
+def test_a_critic_wants_rewards_of_every_group(recipe_with: Build, loss: dict[str, Any]) -> None:
+    policies = {"main": Policy(model=TINY, trainer=TrainerSettings(loss=LossSettings(**loss)))}
+    plain = replace(default_pipeline(recipe_with()), credit=Returns(), keep=())
+    check_recipe(recipe_with(policies=policies, pipeline=plain))
+    check_recipe(recipe_with(policies=policies, pipeline=replace(plain, keep=(DropTruncated(),))))
+    hidden = Shaped(shapes=(TurnDiscount(gamma=0.9),), credit=GroupMean(std=False))
+    for credit in (GroupMean(), Whitened(credit=Returns()), hidden):
+        words = refused(recipe_with(policies=policies, pipeline=replace(plain, credit=credit)))
+        assert "with a critic, which wants rewards" in words and "use Returns()" in words
+    for keep in (DropZeroVariance(), DropNoAdvantage()):
+        words = refused(recipe_with(policies=policies, pipeline=replace(plain, keep=(keep,))))
+        assert f"keep has {type(keep).__name__}" in words and "leave it out" in words

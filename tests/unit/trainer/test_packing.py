@@ -45,6 +45,22 @@ def test_f29_target_is_predicted_by_the_token_before_it() -> None:
     assert -packed.logprobs.sum() == 5
 
 
+def test_a_run_earns_its_value_at_its_last_trained_token() -> None:
+    """Runs of 2, 3 and 2 tokens; of the second data masked the last token, of the third all."""
+    mask = np.array([False, True, True, True, True, False, False, False])
+    runs = ((1, 3, 5.0), (3, 6, 7.0), (6, 8, 9.0))
+    made = Row(
+        sample_id="0/0/a/0",
+        tokens=np.arange(8, dtype=np.int32),
+        mask=mask,
+        logprobs=np.zeros(8, np.float32),
+        advantages=tuple(AdvantageRun(start=a, stop=b, value=v) for a, b, v in runs),
+    )
+    (packed,) = pack([made], tokens_per_micro_batch=100)
+    assert packed.advantages.tolist() == [5, 5, 7, 7]
+    assert packed.rewards.tolist() == [0, 5, 0, 7]
+
+
 def test_f29_nothing_trained_is_no_error() -> None:
     assert pack([row([10, 11, 12, 13], [])], tokens_per_micro_batch=100) == []
     assert pack([], tokens_per_micro_batch=100) == []

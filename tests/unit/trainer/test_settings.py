@@ -9,7 +9,7 @@ import pytest
 
 from astraflow.errors import ConfigError
 from astraflow.trainer.schedule import learning_rate
-from astraflow.trainer.settings import LossSettings, TrainerSettings
+from astraflow.trainer.settings import CriticSettings, LossSettings, TrainerSettings
 
 
 @pytest.mark.parametrize(
@@ -126,3 +126,74 @@ def test_supervised_steps_may_have_a_rate_of_their_own() -> None:
     assert learning_rate(settings, step=1, steps=9, supervised=True) == 0.5
     assert learning_rate(settings, step=1, steps=9) == 0.1
     assert learning_rate(TrainerSettings(lr=0.1), step=1, steps=9, supervised=True) == 0.1
+
+
+# ── the critic ──
+
+PPO = LossSettings(name="ppo", options={"value_coefficient": 0.5})
+VAPO = LossSettings(name="vapo")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("lr", -1.0, r"in \[0, 1\], found -1"),
+        ("gamma", 1.1, r"in \[0, 1\], found 1.1"),
+        ("lam", -0.1, r"in \[0, 1\], found -0.1"),
+        ("lam_returns", float("nan"), "found nan"),
+        ("alpha", 0.0, "> 0, found 0.0"),
+        ("alpha", float("inf"), "finite and > 0, found inf"),
+        ("pretraining", -1, "at least 0, found -1"),
+        ("updates", 0, "at least 1, found 0"),
+    ],
+)
+def test_values_of_a_critic_out_of_range_are_named(field: str, value: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"CriticSettings.{field}.*{words}"):
+        CriticSettings(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("loss", "critic", "words"),
+    [
+        (LossSettings(), {"lr": 1e-4}, r"critic has no effect where the loss is 'grpo' \(needs no values\)"),
+        (LossSettings(name="ppo"), {"updates": 2}, r"no effect where the loss is 'ppo' \(value_coefficient 0\)"),
+        (
+            LossSettings(name="vapo", options={"value_clip": 0.2}),
+            {},
+            "value_clip 0.2 has no effect where TrainerSettings.critic.updates is 1",
+        ),
+        (PPO, {"alpha": 0.1}, r"alpha 0.1 has no effect where lambda is 0\.95"),
+        (VAPO, {"alpha": 0.1, "lam": 0.9}, r"alpha 0.1 has no effect where lambda is 0\.9"),
+        (LossSettings(name="value_pretraining"), {"pretraining": 3}, "pretraining 3 has no effect.*never trains"),
+        (VAPO, {"lam_returns": 0.9}, "lam_returns is 0.9 and loss 'vapo'.*use lam_returns=1, or nll_weight=0"),
+    ],
+)
+def test_f98_settings_of_a_critic_without_effect_are_refused(
+    loss: LossSettings, critic: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        TrainerSettings(loss=loss, critic=CriticSettings(**critic))
+
+
+def test_which_losses_have_a_critic() -> None:
+    assert [each.needs_critic for each in (PPO, VAPO, LossSettings(name="ppo"), LossSettings())] == [1, 1, 0, 0]
+    assert CriticSettings().lam_for("vapo") is None and CriticSettings().lam_for("ppo") == 0.95
+    assert CriticSettings(lam=0.9).lam_for("vapo") == 0.9
+    TrainerSettings(loss=VAPO, critic=CriticSettings(alpha=0.1))
+    nothing_positive = LossSettings(name="vapo", options={"nll_weight": 0.0})
+    TrainerSettings(loss=nothing_positive, critic=CriticSettings(lam_returns=0.9))
+
+
+def test_pretraining_leaves_steps_to_the_policy() -> None:
+    settings = TrainerSettings(loss=PPO, critic=CriticSettings(pretraining=4))
+    assert settings.pretraining_of(10) == 4 and TrainerSettings().pretraining_of(10) == 0
+    assert TrainerSettings(loss=LossSettings(name="value_pretraining")).pretraining_of(10) == 10
+    settings.check_steps(5)
+    with pytest.raises(ConfigError, match=r"pretraining 4 must be less than Recipe\.steps 4"):
+        settings.check_steps(4)
+    with pytest.raises(
+        ConfigError, match=r"warmup_steps 6 must be less than Recipe\.steps 10 less critic.pretraining 4"
+    ):
+        TrainerSettings(loss=PPO, critic=CriticSettings(pretraining=4), warmup_steps=6, schedule="linear").check_steps(
+            10
+        )
