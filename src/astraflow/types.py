@@ -321,6 +321,8 @@ class Lease(Record, frozen=True, kw_only=True):
     version_choice: float = 0.0
     """In [0, 1]: chance that a turn is sampled by an older version that the engine holds, drawn from the turn's seed;
     where it holds none, or a version is pinned, nothing changes. Spans say what sampled, the staleness bound holds."""
+    roles: dict[str, str] = {}
+    """Role → policy; empty: as the recipe says."""
 
     @property
     def id(self) -> str:

@@ -50,6 +50,7 @@ MANIFEST = t.Manifest(
     serial=9,
     trainer_epoch=2,
 )
+ADDED = m.AddedPolicy(name="q", like="p", trainable=False, average_of="p", decay=0.5, since=12)
 LEASE = t.Lease(
     group=12,
     index=3,
@@ -61,6 +62,7 @@ LEASE = t.Lease(
     time_limit_s=60.0,
     versions={"p": 0},
     version_choice=0.5,
+    roles={"solver": "p"},
 )
 RUN = t.AdvantageRun(start=2, stop=5, value=-1.25)
 ROW = t.Row(
@@ -149,7 +151,9 @@ _EXAMPLES: tuple[Record, ...] = (
     m.LeaseRequest(worker="w1", incarnation="a1", count=4, capabilities=CAPABILITIES, wait_s=5.0),
     m.LeaseReply(leases=(LEASE,), manifests={"p": MANIFEST}, reason="no_room", finished=True),
     m.RenewRequest(worker="w1", incarnation="a1", held=("12/3/2",), report=REPORT),
-    m.RenewReply(lost=("12/3/2",), manifests={"p": MANIFEST}, drain=True, finished=True, relays=(RELAY,)),
+    m.RenewReply(
+        lost=("12/3/2",), manifests={"p": MANIFEST}, drain=True, finished=True, relays=(RELAY,), added=(ADDED,)
+    ),
     RELAY,
     POOL_WORKER,
     TARGET,
@@ -188,10 +192,24 @@ _EXAMPLES: tuple[Record, ...] = (
         episodes={"pending": 3},
         evals=(EVAL,),
         counters={"fenced": 1.0},
+        added=(ADDED,),
     ),
     m.EventsRequest(after=5, limit=10),
     m.EventsReply(events=(EVENT,)),
-    m.OperatorRequest(action="rollback", worker="w1", policy="p", version=3, error="cause"),
+    m.OperatorRequest(
+        action="rollback",
+        worker="w1",
+        policy="p",
+        version=3,
+        error="cause",
+        role="solver",
+        frozen=True,
+        decay=0.5,
+        manifest=MANIFEST,
+    ),
+    ADDED,
+    m.PublishRequest(policy="p", manifest=MANIFEST, of_version=7),
+    m.PublishReply(serial=8, finished=True),
     m.Done(),
     WireError(kind="Fenced", message="a newer attempt exists"),
 )

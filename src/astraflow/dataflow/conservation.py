@@ -31,8 +31,8 @@ def balance(db: sqlite3.Connection) -> dict[str, Any]:
     }
 
 
-def _number(db: sqlite3.Connection, sql: str) -> int:
-    return int(db.execute(sql).fetchone()[0] or 0)
+def _number(db: sqlite3.Connection, sql: str, *values: object) -> int:
+    return int(db.execute(sql, values).fetchone()[0] or 0)
 
 
 def _episodes(db: sqlite3.Connection) -> tuple[dict[str, int], int]:
@@ -54,14 +54,20 @@ def _episodes(db: sqlite3.Connection) -> tuple[dict[str, int], int]:
 
 
 def _groups(db: sqlite3.Connection) -> tuple[dict[str, dict[str, int]], int]:
-    """Per trainable policy: admitted = open + ready + kept + batched + trained + dropped + stale."""
-    admitted = _number(db, "SELECT COUNT(*) FROM groups WHERE purpose = 'train'")
+    """Per trainable policy: admitted = open + ready + kept + batched + trained + dropped + stale. Of one that joined
+    later, the groups since then."""
     difference = 0
     policies: dict[str, dict[str, int]] = {}
     for (policy,) in db.execute("SELECT name FROM policies WHERE trainable ORDER BY name").fetchall():
         counts = dict.fromkeys(ALIVE, 0)
         counts.update(
             db.execute("SELECT state, COUNT(*) FROM group_policy WHERE policy = ? GROUP BY state", (policy,)).fetchall()
+        )
+        admitted = _number(
+            db,
+            "SELECT COUNT(*) FROM groups WHERE purpose = 'train' AND id > COALESCE("
+            "(SELECT json_extract(value, '$.since') FROM meta WHERE key = 'added/' || ?), 0)",
+            policy,
         )
         policies[policy] = {"admitted": admitted, **counts}
         difference += abs(admitted - sum(counts.values()))

@@ -45,7 +45,7 @@ def _may_step(ledger: Ledger, policy: str) -> bool:
 
 def _cut(ledger: Ledger, now: float, policy: str) -> int | None:
     """Ends: every round but the last makes at least one kept group stale."""
-    spec = ledger.spec.policies[policy]
+    spec = ledger.policies.specs[policy]
     while True:
         picked = _pick(ledger, now, policy)
         if not picked:
@@ -69,7 +69,7 @@ def _pick(ledger: Ledger, now: float, policy: str) -> list[tuple[int, int]]:
     """(group, use) of whole groups, each once, exactly as many as a batch needs; of a starved policy that may, as many
     as are kept. Raises RunFailed for any other answer.
     """
-    need = ledger.spec.policies[policy].groups_per_batch
+    need = ledger.policies.specs[policy].groups_per_batch
     select = ledger.spec.pipeline.select
     ledger.groups.sweep(now, policy)
     ready = ledger.groups.kept(policy)

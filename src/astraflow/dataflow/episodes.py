@@ -88,6 +88,7 @@ class Episodes:
                     time_limit_s=limits.time_limit_s,
                     versions=pins,
                     version_choice=choice,
+                    roles=self._cast(group),
                 )
             )
         ends = (now + limits.lease_ttl_s, now + limits.time_limit_s + limits.grace_s)
@@ -114,6 +115,11 @@ class Episodes:
         )
         assert row is not None
         return decode(row[0], Task), Purpose(row[1]), json.loads(row[2]), row[3]
+
+    def _cast(self, group: int) -> dict[str, str]:
+        """Role to policy where that is no longer the recipe's when the group was opened; empty: it was."""
+        row = self._store.one("SELECT roles FROM casts WHERE group_id = ?", group)
+        return {} if row is None else json.loads(row[0])
 
     def renew(self, now: float, worker: str, held: Iterable[str]) -> tuple[str, ...]:
         """Extend what the worker still holds; returns the ids of what it has lost."""
@@ -174,7 +180,7 @@ class Episodes:
             raise Closed(f"episode {group}/{idx} had ended as {state} before attempt {attempt} came")
         if episode.task_key != task_key:
             raise BadRequest(f"lease {name} is of task {task_key!r}, the episode of {episode.task_key!r}")
-        self._check(name, episode)
+        self._check(name, group, episode)
         if state == "pending":
             self._store.count("late")
         if episode.failure is not None:
@@ -208,7 +214,7 @@ class Episodes:
     def _keep_samples(self, group: int, idx: int, episode: Episode, *, train: bool) -> int:
         """Bytes and one row per sample; only samples of trainable policies are accounted for."""
         self._payloads.put_episode(group, idx, episode)
-        trainable = self._spec.trainable
+        trainable = self._policies.trainable
         rows = [
             (group, each.policy, idx, each.agent, n, int(np.count_nonzero(sample.sampled)), sample.min_version)
             for each in episode.trajectories
@@ -226,22 +232,23 @@ class Episodes:
         """Samples stored, for the log; nothing if none were."""
         counts: dict[str, int] = {}
         for each in episode.trajectories if episode is not None and stored else ():
-            if each.policy in self._spec.trainable:
+            if each.policy in self._policies.trainable:
                 counts[each.policy] = counts.get(each.policy, 0) + len(each.samples)
         return counts
 
-    def _check(self, name: str, episode: Episode) -> None:
+    def _check(self, name: str, group: int, episode: Episode) -> None:
         """What an episode names must exist: agents once, policies of the run, spans of published weights."""
         published = self._policies.published
+        roles = self._cast(group) or self._spec.roles
         agents = set()
         for each in episode.trajectories:
             if each.agent in agents:
                 raise BadRequest(f"episode of lease {name} has two agents {each.agent!r}")
             agents.add(each.agent)
             self._policies.require(each.policy)
-            if self._spec.roles.get(each.role, each.policy) != each.policy:
+            if roles.get(each.role, each.policy) != each.policy:
                 raise BadRequest(
-                    f"episode of lease {name}: role {each.role!r} plays policy {self._spec.roles[each.role]!r}, "
+                    f"episode of lease {name}: role {each.role!r} plays policy {roles[each.role]!r}, "
                     f"found {each.policy!r}"
                 )
             for turn in each.turns:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -62,6 +62,8 @@ class Groups:
         assert group is not None
         if version_choice:
             store.run("INSERT INTO version_choices VALUES (?, ?)", (group, version_choice))
+        if self._policies.cast:
+            store.run("INSERT INTO casts VALUES (?, ?)", (group, json.dumps(self._policies.cast)))
         store.run_many(
             "INSERT INTO episodes (group_id, idx, state, lane, supervised) VALUES (?, ?, 'pending', ?, ?)",
             [(group, idx, lane, supervised) for idx in range(size)],
@@ -69,7 +71,7 @@ class Groups:
         if purpose is Purpose.TRAIN:
             store.run_many(
                 "INSERT INTO group_policy (group_id, policy, state) VALUES (?, ?, 'open')",
-                [(group, policy) for policy in self._spec.trainable],
+                [(group, policy) for policy in self._policies.trainable],
             )
         store.event(now, "admitted", group=group, purpose=purpose, size=size, task=task.key)
         return group
@@ -112,7 +114,8 @@ class Groups:
     def settle(self, now: float, group: int, verdicts: Mapping[str, Verdict]) -> list[str]:
         """Write what each policy makes of a ready group; returns the policies that keep it."""
         kept = []
-        for policy in self._spec.trainable:
+        opened = self.policies_of(group)
+        for policy in opened:
             verdict = verdicts.get(policy)
             if verdict is None:
                 self._drop(now, group, policy, NOT_PLAYED)
@@ -141,19 +144,25 @@ class Groups:
             self._store.run("UPDATE group_policy SET state = 'kept' WHERE group_id = ? AND policy = ?", (group, policy))
             self._store.event(now, "kept", group=group, policy=policy, reward=mean)
         self.close(group)
-        self._count_barren(kept)
+        self._count_barren(opened, kept)
         return kept
 
     def _is_stale(self, policy: str, verdict: Verdict) -> bool:
         age = 0 if verdict.newest is None else self._policies.versions[policy] - verdict.newest
-        return age > self._spec.policies[policy].max_staleness
+        return age > self._policies.specs[policy].max_staleness
 
-    def _count_barren(self, kept: list[str]) -> None:
-        for policy in self._spec.trainable:
+    def _count_barren(self, judged: Iterable[str], kept: list[str]) -> None:
+        for policy in judged:
             self._store.run(
                 "UPDATE policies SET barren = CASE WHEN ? THEN 0 ELSE barren + 1 END WHERE name = ?",
                 (policy in kept, policy),
             )
+
+    def policies_of(self, group: int) -> list[str]:
+        """Those that it was opened for: what joined later is not among them."""
+        rows = self._store.all("SELECT policy FROM group_policy WHERE group_id = ?", group)
+        opened = {policy for (policy,) in rows}
+        return [policy for policy in self._policies.trainable if policy in opened]
 
     def _mask(self, group: int, policy: str, verdict: Verdict) -> None:
         masked = [(each.masked, group, policy, *place_of(each.sample_id)) for each in verdict.samples if each.masked]
@@ -185,7 +194,7 @@ class Groups:
 
     def sweep(self, now: float, policy: str) -> int:
         """Optimisation: kept groups of which nothing may be trained any more leave the queue before they are picked."""
-        oldest = self._policies.versions[policy] - self._spec.policies[policy].max_staleness
+        oldest = self._policies.versions[policy] - self._policies.specs[policy].max_staleness
         gone = self._store.all(
             "SELECT group_id FROM group_policy WHERE policy = ? AND state = 'kept' AND fresh_version < ?",
             policy,
@@ -197,7 +206,7 @@ class Groups:
 
     def drop_surplus(self, now: float, policy: str) -> int:
         """Beyond (max_staleness + 1) batches the queue could not be used before it is stale: oldest version first."""
-        room = self._spec.policies[policy].room
+        room = self._policies.specs[policy].room
         kept = self._store.all(
             "SELECT group_id FROM group_policy WHERE policy = ? AND state = 'kept' "
             "ORDER BY min_version IS NULL, min_version, arrival",
@@ -243,7 +252,7 @@ class Groups:
                 "FROM group_policy p WHERE policy = ? AND state = 'trained' AND fresh_version >= ? "
                 "AND LENGTH(verdict) > 0 AND group_id NOT IN (SELECT group_id FROM pruned_groups) ORDER BY arrival",
                 policy,
-                version - self._spec.policies[policy].max_staleness,
+                version - self._policies.specs[policy].max_staleness,
             )
         ]
 
@@ -255,7 +264,7 @@ class Groups:
         select = self._spec.pipeline.select
         if not isinstance(select, Replay):
             return 0
-        need = self._spec.policies[policy].groups_per_batch
+        need = self._policies.specs[policy].groups_per_batch
         what = f"{type(select).__name__}.share for policy {policy}"
         return asked(what, partial(select.share, self.stored(policy), need=need))
 
@@ -277,15 +286,15 @@ class Groups:
         return {
             policy: PolicyRoom(
                 version=self._policies.versions[policy],
-                max_staleness=self._spec.policies[policy].max_staleness,
-                groups_per_batch=self._spec.policies[policy].groups_per_batch,
+                max_staleness=self._policies.specs[policy].max_staleness,
+                groups_per_batch=self._policies.specs[policy].groups_per_batch,
                 open_groups=alive.get((policy, "open"), 0) + alive.get((policy, "ready"), 0),
                 kept_groups=alive.get((policy, "kept"), 0),
                 batched_groups=alive.get((policy, "batched"), 0),
                 replayed_groups=self._replayed(policy),
                 steps_left=max(0, self._policies.steps[policy] - self._policies.versions[policy]),
             )
-            for policy in self._spec.trainable
+            for policy in self._policies.trainable
         }
 
 

@@ -161,7 +161,7 @@ class Ledger:
         """Every trainable policy has its steps and no evaluation is open."""
         if self.state != "running" or not self.policies.complete or self.evals.open:
             return False
-        if not all(self.trained_out(policy) for policy in self.spec.trainable):
+        if not all(self.trained_out(policy) for policy in self.policies.trainable):
             return False
         self.store.set("state", "finished")
         self.store.set("ended_at", now)
@@ -226,7 +226,7 @@ class Ledger:
 
     def needed_policies(self) -> set[str]:
         """A worker must reach all of them to play an episode."""
-        return set(self.spec.roles.values()) or set(self.spec.policies)
+        return set(self.policies.roles.values()) or set(self.spec.policies)
 
     def raise_if_failed(self) -> None:
         """The first cause, to whoever would wait for something that will never come."""

@@ -35,6 +35,9 @@ class LocalDataflow:
     async def commit(self, request: m.CommitRequest) -> m.CommitReply:
         return await self._service.commit(request)
 
+    async def publish(self, request: m.PublishRequest) -> m.PublishReply:
+        return await self._service.publish(request)
+
     async def fail(self, request: m.FailRequest) -> m.FailReply:
         return await self._service.fail(request)
 

@@ -113,8 +113,8 @@ class Pool:
         if row.policies and lacks:
             return f"{WaitReason.NO_CAPABLE.value}: it does not serve {', '.join(lacks)}"
         for policy, lag in self._lags(row).items():
-            bound = self._ledger.spec.policies[policy].max_staleness
-            if self._ledger.spec.policies[policy].trainable and lag > bound:
+            bound = self._ledger.policies.specs[policy].max_staleness
+            if self._ledger.policies.specs[policy].trainable and lag > bound:
                 return f"its weights of {policy} are {lag} versions old, what they sample is stale (bound {bound})"
         return ""
 

@@ -111,7 +111,7 @@ class EvalStory:
 
 class Retelling:
     def __init__(self, policies: Sequence[str], trainable: Sequence[str]) -> None:
-        self._trainable = trainable
+        self._trainable = list(trainable)
         self.streams = {name: Stream() for name in policies}
         self.publications: dict[tuple[str, int], tuple[int, str]] = {}
         self.groups: dict[int, GroupStory] = {}
@@ -298,6 +298,12 @@ class Retelling:
         self._to_groups(batch, "dropped", reason=reason)
 
     # ── policies ──
+
+    def _on_added(self, event: Told) -> None:
+        assert event.policy is not None
+        self.streams[event.policy] = Stream()
+        if event.data["trainable"]:
+            self._trainable.append(event.policy)
 
     def _on_published(self, event: Told) -> None:
         assert event.policy is not None

@@ -189,7 +189,7 @@ class Retention:
         spec, store = self._ledger.spec, self._store
         versions: dict[str, int] = {}
         times: list[float] = []
-        for policy in spec.trainable:
+        for policy in self._ledger.policies.trainable:
             oldest = store.get(_key(policy))
             row = None
             if oldest is not None:
@@ -207,7 +207,7 @@ class Retention:
         done = store.all("SELECT version, id FROM evals WHERE state = 'done' AND policy = ?", spec.evaluated)
         return Frontier(
             versions=versions,
-            bounds={policy: spec.policies[policy].max_staleness for policy in versions},
+            bounds={policy: self._ledger.policies.specs[policy].max_staleness for policy in versions},
             before=min(times),
             evals=spent_evals(done, versions.get(spec.evaluated)),
         )

@@ -117,6 +117,11 @@ CREATE TABLE IF NOT EXISTS version_choices ( -- of groups some of whose turns ol
   chance REAL NOT NULL
 );
 
+CREATE TABLE IF NOT EXISTS casts ( -- of groups opened when the roles were no longer played by whom the recipe says
+  group_id INTEGER PRIMARY KEY,
+  roles TEXT NOT NULL                      -- JSON object, role to policy
+);
+
 CREATE TABLE IF NOT EXISTS group_policy (
   group_id INTEGER NOT NULL,
   policy TEXT NOT NULL,

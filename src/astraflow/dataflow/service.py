@@ -25,6 +25,7 @@ from astraflow.dataflow.commits import Commits
 from astraflow.dataflow.components import ROLLOUT, TRAINER
 from astraflow.dataflow.cutting import try_batch
 from astraflow.dataflow.handshake import require_same
+from astraflow.dataflow.league import publish_average
 from astraflow.dataflow.leasing import try_lease
 from astraflow.dataflow.ledger import USER_CODE, Ledger
 from astraflow.dataflow.pool import Pool
@@ -155,7 +156,7 @@ class DataflowService:
         self._marks.update(topics)
 
     def _mark_all(self) -> None:
-        self._mark(LEASE, *self.spec.trainable)
+        self._mark(LEASE, *self.ledger.policies.trainable)
 
     def _last(self) -> Callable[[float], None] | None:
         """What has all its episodes is settled with the last of them: an algorithm that raises undoes only that."""
@@ -270,6 +271,7 @@ class DataflowService:
                 lost=ledger.episodes.renew(now, request.worker, request.held),
                 manifests=ledger.policies.newest.copy(),
                 endpoints=ledger.components.endpoints(request.worker),
+                added=tuple(ledger.policies.added.values()),
                 drain=ledger.components.drains(request.worker),
                 finished=ledger.state != "running",
                 relays=ledger.components.relays(request.worker, request.report.region),
@@ -332,6 +334,9 @@ class DataflowService:
             return reply
 
         return await self._commits.write(transition)
+
+    async def publish(self, request: m.PublishRequest) -> m.PublishReply:
+        return await self._commits.write(lambda now: publish_average(self.ledger, now, request))
 
     async def fail(self, request: m.FailRequest) -> m.FailReply:
         def transition(now: float) -> m.FailReply:

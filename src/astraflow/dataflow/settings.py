@@ -28,6 +28,8 @@ class PolicySpec:
     """Committed versions at which it ends; None: the run's."""
     keep_every: int = 0
     """Every so many versions one stays in the store, to be played with later; 0: none."""
+    average_of: str = ""
+    """Not trained itself: its versions are a moving average of this policy's; empty: they are not."""
 
     def __post_init__(self) -> None:
         _at_least("PolicySpec.max_staleness", self.max_staleness, 0)
@@ -171,13 +173,8 @@ class RunSpec:
 
     @property
     def trainable(self) -> tuple[str, ...]:
+        """Of the recipe; ``Policies.trainable`` has those that joined too."""
         return tuple(name for name, spec in self.policies.items() if spec.trainable)
-
-    def steps_of(self, policy: str) -> int:
-        """Committed versions at which a policy ends; a frozen one has none to make."""
-        spec = self.policies[policy]
-        own = self.steps if spec.steps is None else spec.steps
-        return own if spec.trainable else 0
 
     @property
     def evaluated(self) -> str:

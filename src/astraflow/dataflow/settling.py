@@ -21,7 +21,7 @@ def settle_ready(ledger: Ledger, now: float) -> int:
         return 0
     for row in ready:
         _settle_one(ledger, now, row)
-    for policy in ledger.spec.trainable:
+    for policy in ledger.policies.trainable:
         ledger.groups.sweep(now, policy)
         ledger.groups.drop_surplus(now, policy)
         starve_if_barren(ledger, now, policy)
@@ -38,7 +38,7 @@ def _settle_one(ledger: Ledger, now: float, row: ReadyRow) -> None:
         size=row.size,
         episodes=ledger.payloads.episodes(row.group, row.size),
         arrival=row.arrival,
-        policies={name: policy.trainable for name, policy in spec.policies.items()},
+        policies=dict.fromkeys(ledger.groups.policies_of(row.group), True),
         min_group=spec.limits.counted_members(row.size),
         versions=ledger.policies.versions,
     )

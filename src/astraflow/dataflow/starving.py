@@ -35,7 +35,7 @@ def starve_if_barren(ledger: Ledger, now: float, policy: str) -> None:
     """So many groups in a row not kept that no batch will ever fill: the policy has learned the task, or cannot."""
     barren = ledger.store.number("SELECT barren FROM policies WHERE name = ?", policy)
     limits = ledger.spec.limits
-    limit = max(limits.barren_groups, limits.no_signal_limit * ledger.spec.policies[policy].groups_per_batch)
+    limit = max(limits.barren_groups, limits.no_signal_limit * ledger.policies.specs[policy].groups_per_batch)
     if barren < limit or ledger.trained_out(policy):
         return
     reasons = ledger.store.all(
@@ -93,7 +93,7 @@ def smaller_batch(ledger: Ledger, policy: str) -> bool:
 
 def served(ledger: Ledger) -> None:
     """There is a worker again: whoever was told to wait for one need not be told any more."""
-    for policy in ledger.spec.trainable:
+    for policy in ledger.policies.trainable:
         if NOBODY in (starved_words(ledger, policy) or ""):
             ledger.store.run("DELETE FROM meta WHERE key = ?", (_said(policy),))
 

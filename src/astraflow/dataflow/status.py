@@ -25,8 +25,9 @@ def status(ledger: Ledger, now: float, *, lags_s: Sequence[float], full: bool) -
         state=ledger.state,
         error=f"{error[0]}: {error[1]}" if error else ("StorageFull: the disk is full" if full else None),
         now_s=now,
-        policies=tuple(_policy(ledger, now, policy) for policy in ledger.spec.policies),
+        policies=tuple(_policy(ledger, now, policy) for policy in ledger.policies.specs),
         components=(_dataflow(ledger, now, lags_s, full=full), *_components(ledger, now)),
+        added=tuple(ledger.policies.added.values()),
         episodes=dict(store.all("SELECT state, COUNT(*) FROM episodes GROUP BY state")),
         evals=ledger.evals.points(float(started or 0.0)),
         counters={
@@ -40,7 +41,7 @@ def status(ledger: Ledger, now: float, *, lags_s: Sequence[float], full: bool) -
 
 def _policy(ledger: Ledger, now: float, policy: str) -> m.PolicyStatus:
     store = ledger.store
-    trainable = policy in ledger.spec.trainable
+    trainable = policy in ledger.policies.trainable
     groups = {
         state if reason is None else f"{state}/{reason}": count
         for state, reason, count in store.all(

@@ -38,8 +38,8 @@ def cancel_hopeless(ledger: Ledger, now: float) -> int:
     sweep at the cut; this only saves the work.
     """
     bounds = {
-        policy: ledger.policies.versions[policy] - ledger.spec.policies[policy].max_staleness
-        for policy in ledger.spec.trainable
+        policy: ledger.policies.versions[policy] - ledger.policies.specs[policy].max_staleness
+        for policy in ledger.policies.trainable
     }
     if all(bound <= 0 for bound in bounds.values()):
         return 0
@@ -61,7 +61,7 @@ def cancel_hopeless(ledger: Ledger, now: float) -> int:
 
 
 def _cancel(ledger: Ledger, now: float, group: int) -> None:
-    for policy in ledger.spec.trainable:
+    for policy in ledger.groups.policies_of(group):
         ledger.groups.make_stale(now, group, policy)
     unfinished = ledger.store.all("SELECT idx FROM episodes WHERE group_id = ? AND state = 'leased'", group)
     for (idx,) in unfinished:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from astraflow.dataflow.league import freeze, swap
+from astraflow.dataflow.league import add, cast, freeze, swap, unfreeze
 from astraflow.dataflow.ledger import Ledger
 from astraflow.dataflow.retention import checkpoint_kept, forget_checkpoint, require_bytes
 from astraflow.dataflow.starving import starve_without_signal
@@ -158,7 +158,7 @@ def _committed(ledger: Ledger, policy: str, version: int) -> Manifest:
 
 
 def operate(ledger: Ledger, now: float, request: m.OperatorRequest) -> None:
-    """``stop``, ``resume`` (a run that failed), ``drain``, ``rollback``, ``freeze`` or ``swap``. Raises BadRequest."""
+    """What ``OperatorRequest`` names, and ``resume`` (a run that failed). Raises BadRequest."""
     if request.action == "stop":
         ledger.stop(now, "RunFailed", request.error or "stopped by the operator")
     elif request.action == "resume":
@@ -170,10 +170,17 @@ def operate(ledger: Ledger, now: float, request: m.OperatorRequest) -> None:
         roll_back(ledger, now, request.policy, request.version)
     elif request.action == "freeze" and request.policy is not None:
         freeze(ledger, now, request.policy)
+    elif request.action == "unfreeze" and request.policy is not None:
+        unfreeze(ledger, now, request.policy)
+    elif request.action == "cast" and request.policy is not None and request.role is not None:
+        cast(ledger, now, request.role, request.policy)
+    elif request.action == "add" and request.policy is not None and request.source is not None:
+        add(ledger, now, request)
     elif request.action == "swap" and request.policy is not None and request.version is not None:
         swap(ledger, now, request.policy, request.source or request.policy, request.version)
     else:
         raise BadRequest(
             f"action {request.action[:40]!r} is not one of stop, resume, drain (worker), rollback (policy, version), "
-            "freeze (policy), swap (policy, source, version), or lacks what it needs"
+            "freeze or unfreeze (policy), swap (policy, source, version), cast (policy, role), "
+            "add (policy, source, role), or lacks what it needs"
         )

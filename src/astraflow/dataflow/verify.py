@@ -51,7 +51,9 @@ def verify(db: sqlite3.Connection, payloads: Path | None = None) -> Verification
     """``payloads``: the folder of episode files, whose presence is then looked at too."""
     db.execute("BEGIN")
     try:
-        known = db.execute("SELECT name, trainable FROM policies").fetchall()
+        known = db.execute(
+            "SELECT name, trainable FROM policies WHERE NOT EXISTS (SELECT 1 FROM meta WHERE key = 'added/' || name)"
+        ).fetchall()
         story = Retelling([name for name, _ in known], [name for name, trainable in known if trainable])
         supervised = {group for (group,) in db.execute("SELECT id FROM groups WHERE supervised")}
         tally = Tally(story.streams, supervised)

@@ -6,7 +6,7 @@ Whose fault a failure is (F13) is decided here and nowhere else, by the first ca
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -42,6 +42,8 @@ class WorkflowPlayer:
     workflow: Workflow
     seats: Mapping[str, Seat]
     """Role → what plays it in training."""
+    recast: Callable[[Mapping[str, str]], Mapping[str, Seat]] | None = None
+    """The seats of another cast than the recipe's: role → policy."""
     eval_sampling: Mapping[str, Sampling] = field(default_factory=dict)
     """Role → sampling of evaluation episodes; a role not named: its own with temperature 0."""
     max_turns: int = 64
@@ -79,10 +81,13 @@ class WorkflowPlayer:
             await agents.close()
 
     def _seats_for(self, lease: Lease) -> dict[str, Seat]:
+        if lease.roles and self.recast is None:
+            raise EngineFailed("this worker plays the recipe's cast only")
+        cast = self.recast(lease.roles) if lease.roles and self.recast is not None else self.seats
         if lease.purpose is not Purpose.EVAL:
-            return dict(self.seats)
+            return dict(cast)
         seats = {}
-        for role, seat in self.seats.items():
+        for role, seat in cast.items():
             sampling = self.eval_sampling.get(role) or greedy(seat.sampling)
             seats[role] = Seat(policy=seat.policy, engine=seat.engine, template=seat.template, sampling=sampling)
         return seats

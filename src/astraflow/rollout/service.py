@@ -41,6 +41,7 @@ from astraflow.observe.points import reach
 from astraflow.observe.waits import Wait
 from astraflow.rollout.activity import Activity
 from astraflow.rollout.elsewhere import Elsewhere
+from astraflow.rollout.newcomers import Newcomers
 from astraflow.rollout.play import Player, classify, failed
 from astraflow.rollout.served import Relay, ServedPolicy, watch_weights, worst_trouble
 from astraflow.rollout.settings import RolloutSettings
@@ -74,6 +75,7 @@ class RolloutService:
         activity: Activity | None = None,
         relay: Relay | None = None,
         config: Mapping[str, str] | None = None,
+        newcomers: Newcomers | None = None,
     ) -> None:
         """``relay``: the worker's place among others that share weights. ``config``: told with the first call."""
         self.name = name
@@ -89,7 +91,7 @@ class RolloutService:
         self._policies = policies
         self._capabilities = capabilities
         self._settings = settings
-        self._elsewhere = elsewhere or Elsewhere()
+        self._elsewhere, self._newcomers = elsewhere or Elsewhere(), newcomers
         self._clock = clock or SystemClock()
         self._held: dict[str, asyncio.Task[None]] = {}
         self._unfinished: set[str] = set()
@@ -157,7 +159,7 @@ class RolloutService:
 
     async def _serve(self) -> None:
         async with asyncio.TaskGroup() as loops:
-            heart = loops.create_task(self._heartbeat_loop())
+            heart = loops.create_task(self._heartbeat_loop(loops))
             followers: list[asyncio.Task[None]] = []
             try:
                 await self._elsewhere.start()
@@ -171,6 +173,8 @@ class RolloutService:
                 await self._hand_back()
                 for task in (heart, *followers):
                     task.cancel()
+                if self._newcomers is not None:
+                    self._newcomers.leave()
 
     # ── leases ──
 
@@ -253,9 +257,8 @@ class RolloutService:
             return failed(lease, *classify(error))
 
     async def _submit(self, lease: Lease, episode: Episode) -> None:
-        request = m.SubmitRequest(
-            worker=self.name, group=lease.group, index=lease.index, attempt=lease.attempt, episode=episode
-        )
+        at = {"group": lease.group, "index": lease.index, "attempt": lease.attempt}
+        request = m.SubmitRequest(worker=self.name, episode=episode, **at)
         try:
             reach("rollout.before_submit")
             await self._patiently(lambda: self._dataflow.submit(request))
@@ -277,19 +280,17 @@ class RolloutService:
 
     # ── heartbeat ──
 
-    async def _heartbeat_loop(self) -> None:
+    async def _heartbeat_loop(self, loops: asyncio.TaskGroup) -> None:
         while True:
-            beat = m.RenewRequest(
-                worker=self.name,
-                incarnation=self.incarnation,
-                held=tuple(self._held),
-                report=self._report(),
-            )
+            held = tuple(self._held)
+            beat = m.RenewRequest(worker=self.name, incarnation=self.incarnation, held=held, report=self._report())
             reply = await self._patiently(lambda beat=beat: self._dataflow.renew(beat))  # type: ignore[misc]
             if self._relay is not None:
                 self._relay.know(reply.relays)
             self._offer(reply.manifests)
             await self._elsewhere.know(reply.endpoints)
+            if self._newcomers is not None:
+                self._newcomers.hear(reply.added, loops)
             for lease_id in reply.lost:
                 self._unfinished.discard(lease_id)
                 if lease_id in self._held:

@@ -17,10 +17,11 @@ from astraflow.engines.base import Engine
 from astraflow.engines.settings import EngineSettings
 from astraflow.engines.torch_engine import TorchEngine
 from astraflow.errors import ConfigError
-from astraflow.rollout.agents import Seat
+from astraflow.rollout.cast import Cast
 from astraflow.rollout.elsewhere import Elsewhere, RemoteEngine
 from astraflow.rollout.endpoint import Hold, PolicyEndpoint, engine_token
 from astraflow.rollout.loop_guard import LoopGuard
+from astraflow.rollout.newcomers import Newcomers
 from astraflow.rollout.play import Player, WorkflowPlayer
 from astraflow.rollout.served import Load, Relay, ServedPolicy
 from astraflow.rollout.service import RolloutService
@@ -33,7 +34,7 @@ from astraflow.run.stores import Sharing, origin_store, sharing_store
 from astraflow.weights.store import WeightStore
 from astraflow.weights.subscribe import Subscriber
 from astraflow.wire.client import HttpDataflow
-from astraflow.wire.messages import Capabilities
+from astraflow.wire.messages import AddedPolicy, Capabilities
 from astraflow.wire.protocol import Dataflow
 from astraflow.wire.tokens import from_environment
 from astraflow.workflows.supervised import Supervised
@@ -139,28 +140,20 @@ def build_rollout(
     """
     recipe = resolved.recipe
     settings, serves = recipe.rollout_settings(), serves or Serves()
-    policies, remote = _engines(recipe, serves.own(recipe), store, cache, make_engine)
-    engines: dict[str, Engine] = {**{name: served.engine for name, served in policies.items()}, **remote}
-    templates = {name: ChatTemplate.from_folder(policy.folder()) for name, policy in recipe.policies.items()}
-    seats = {
-        role: Seat(
-            policy=policy_name,
-            engine=engines[policy_name],
-            template=templates[policy_name],
-            sampling=settings.role_sampling.get(role, settings.sampling),
-        )
-        for role, policy_name in recipe.casting.items()
-    }
-    evaluated = settings.eval_sampling
+    crew = Crew(recipe, serves.own(recipe), store, cache, make_engine)
+    policies, cast = crew.policies, crew.cast
+    seats, evaluated = cast.seats(recipe.casting), settings.eval_sampling
     player = WorkflowPlayer(
         workflow=recipe.workflow,
         seats=seats,
+        recast=cast.seats,
         eval_sampling={} if evaluated is None else dict.fromkeys(seats, evaluated),
         max_turns=settings.max_turns,
         tree=settings.tree,
         cancel_grace_s=settings.cancel_grace_s,
     )
-    players: dict[str, Player] = {"": player, "supervised": Supervised(templates)}
+    players: dict[str, Player] = {"": player, "supervised": Supervised(cast.templates)}
+    elsewhere = Elsewhere(crew.remote, serves.endpoint(policies, lambda policy, at: service.hold(policy, at)))
     capabilities = Capabilities(
         policies=tuple(policies),
         code_digest=resolved.code_digest,
@@ -175,29 +168,48 @@ def build_rollout(
         policies=policies,
         capabilities=capabilities,
         settings=settings,
-        elsewhere=Elsewhere(remote.values(), serves.endpoint(policies, lambda policy, at: service.hold(policy, at))),
+        elsewhere=elsewhere,
         relay=relay,
         config=resolved.settings(),
+        newcomers=Newcomers(make=crew.make, policies=policies, cast=cast, elsewhere=elsewhere, dataflow=dataflow),
     )
     player.hold = service.hold
     player.waiting = service.activity.waiting
     return service
 
 
-def _engines(
-    recipe: Recipe, own: Sequence[str], store: WeightStore, cache: Path, make_engine: MakeEngine
-) -> tuple[dict[str, ServedPolicy], dict[str, RemoteEngine]]:
-    """By policy: what is served here, and what other workers are asked for."""
-    policies: dict[str, ServedPolicy] = {}
-    for name in own:
-        policy = recipe.policies[name]
+class Crew:
+    """What plays on a worker: of the recipe from the start, and of what joins when it does."""
+
+    def __init__(
+        self, recipe: Recipe, own: Sequence[str], store: WeightStore, cache: Path, make_engine: MakeEngine
+    ) -> None:
+        """``own``: which policies have an engine here; others, and what is like them, are asked for elsewhere."""
+        settings = recipe.rollout_settings()
+        self.policies: dict[str, ServedPolicy] = {}
+        self.remote: list[RemoteEngine] = []
+        self.cast = Cast(settings.sampling, settings.role_sampling)
+        self._recipe, self._own = recipe, own
+        self._store, self._cache, self._make_engine = store, cache, make_engine
+        for name, policy in recipe.policies.items():
+            made, template = self.make(AddedPolicy(name=name, like=name, trainable=policy.trainable))
+            if isinstance(made, RemoteEngine):
+                self.remote.append(made)
+            else:
+                self.policies[name] = made
+            self.cast.join(name, made if isinstance(made, RemoteEngine) else made.engine, template)
+
+    def make(self, added: AddedPolicy) -> tuple[ServedPolicy | RemoteEngine, ChatTemplate]:
+        """Blocking: reads the model's tokenizer. Raises ConfigError."""
+        name, policy = added.name, self._recipe.policies[added.like]
         folder = policy.folder()
-        engine = make_engine(folder, name, policy.engine)
-        bound = policy.max_staleness if policy.trainable else None
-        follow = _follower(name, store, cache / name, folder)
-        policies[name] = ServedPolicy(name, engine, follow, max_staleness=bound)
-    token = engine_token(from_environment())
-    return policies, {name: RemoteEngine(name, token=token) for name in recipe.policies if name not in own}
+        template = self.cast.templates.get(added.like) or ChatTemplate.from_folder(folder)
+        if added.like not in self._own:
+            return RemoteEngine(name, token=engine_token(from_environment())), template
+        bound = policy.max_staleness if added.trainable else None
+        engine = self._make_engine(folder, name, policy.engine)
+        follow = _follower(name, self._store, self._cache / name, folder)
+        return ServedPolicy(name, engine, follow, max_staleness=bound), template
 
 
 def _follower(policy: str, store: WeightStore, cache: Path, folder: Path) -> Callable[[Load], Subscriber]:

@@ -127,6 +127,9 @@ class FaultyDataflow:
     async def fail(self, request: m.FailRequest) -> m.FailReply:
         return await self._call(self._inner.fail, request)
 
+    async def publish(self, request: m.PublishRequest) -> m.PublishReply:
+        return await self._call(self._inner.publish, request)
+
     async def manifest(self, request: m.ManifestRequest) -> Manifest:
         return await self._call(self._inner.manifest, request)
 

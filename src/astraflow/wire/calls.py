@@ -75,6 +75,7 @@ CALLS = {
         ),
         Call(name="commit", request=m.CommitRequest, reply=m.CommitReply, roles=_TRAINER),
         Call(name="fail", request=m.FailRequest, reply=m.FailReply, roles=_TRAINER),
+        Call(name="publish", request=m.PublishRequest, reply=m.PublishReply, roles=_TRAINER),
         Call(name="manifest", request=m.ManifestRequest, reply=Manifest, roles=_EVERYONE),
         Call(name="report", request=m.ReportRequest, reply=m.Done, roles=_EVERYONE),
         Call(name="events", request=m.EventsRequest, reply=m.EventsReply, roles=_OPERATOR),

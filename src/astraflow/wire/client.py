@@ -113,6 +113,9 @@ class HttpDataflow:
     async def fail(self, request: m.FailRequest) -> m.FailReply:
         return await self._call("fail", request, m.FailReply)
 
+    async def publish(self, request: m.PublishRequest) -> m.PublishReply:
+        return await self._call("publish", request, m.PublishReply)
+
     # ── everyone ──
 
     async def manifest(self, request: m.ManifestRequest) -> Manifest:

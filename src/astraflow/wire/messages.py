@@ -8,6 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from astraflow.types import Batch, Episode, Lease, Manifest, Record
+from astraflow.wire.pool_messages import PoolReply as PoolReply
+from astraflow.wire.pool_messages import PoolTarget as PoolTarget
+from astraflow.wire.pool_messages import PoolWorker as PoolWorker
 
 
 class Capabilities(Record, frozen=True, kw_only=True):
@@ -76,6 +79,20 @@ class HelloReply(Record, frozen=True, kw_only=True):
     dead_after_s: float
 
 
+class AddedPolicy(Record, frozen=True, kw_only=True):
+    """A policy that joined a run which was going on. What it is like, everybody knows from the recipe."""
+
+    name: str
+    like: str
+    """A policy of the recipe: same architecture, template, engine and trainer settings, bound and steps."""
+    trainable: bool = True
+    average_of: str = ""
+    """Not empty: its versions are a moving average of this policy's."""
+    decay: float = 0.0
+    since: int = 0
+    """Id of the newest group that was opened without it."""
+
+
 class LeaseRequest(Record, frozen=True, kw_only=True):
     worker: str
     incarnation: str
@@ -113,6 +130,7 @@ class RenewReply(Record, frozen=True, kw_only=True):
     finished: bool = False
     relays: tuple[RelayPlace, ...] = ()
     """Data ports of the other workers that are alive, those of the asker's region first."""
+    added: tuple[AddedPolicy, ...] = ()
 
 
 class SubmitRequest(Record, frozen=True, kw_only=True):
@@ -294,58 +312,8 @@ class StatusReply(Record, frozen=True, kw_only=True):
     evals: tuple[EvalPoint, ...] = ()
     counters: dict[str, float] = {}
     """fenced, closed, duplicates, late, retries, loop lag and so on."""
-
-
-class PoolWorker(Record, frozen=True, kw_only=True):
-    """One rollout service, in the last minute."""
-
-    name: str
-    state: str
-    """As in ``ComponentStatus``."""
-    region: str = ""
-    relay: str = ""
-    """URL of its data port; empty: it has none."""
-    heard_s: float = 0.0
-    versions: dict[str, int] = {}
-    lag: dict[str, int] = {}
-    """Versions that its weights are behind, by policy."""
-    tokens_per_s: float | None = None
-    """None: not measured yet."""
-    episodes_per_s: float | None = None
-    held: int = 0
-    """Leases held."""
-    staleness: dict[str, int] = {}
-    """Of what it sent, trained samples by age at use."""
-    reason: str = ""
-    """Why it serves nothing; empty: it serves."""
-    metrics: dict[str, float] = {}
-    """Its counters of weights and relays."""
-
-
-class PoolTarget(Record, frozen=True, kw_only=True):
-    """How many workers there should be, and what that is concluded from (``dataflow/autoscale.py``)."""
-
-    workers: int
-    """That serve now."""
-    target: int
-    action: str
-    """``grow``, ``shrink`` or ``hold``"""
-    reason: str
-    wait: float | None = None
-    """Share of its time that the hungriest trainer waited for a batch; None: not measured yet."""
-    consumed_per_s: float = 0.0
-    produced_per_s: float = 0.0
-    """Episodes that the workers could bring."""
-    span_s: float = 0.0
-    """How long this was measured."""
-
-
-class PoolReply(Record, frozen=True, kw_only=True):
-    run: str
-    state: str
-    """As in ``StatusReply``."""
-    workers: tuple[PoolWorker, ...]
-    target: PoolTarget
+    added: tuple[AddedPolicy, ...] = ()
+    """Policies that are not of the recipe."""
 
 
 class Event(Record, frozen=True, kw_only=True):
@@ -353,6 +321,20 @@ class Event(Record, frozen=True, kw_only=True):
     at_s: float
     kind: str
     data: dict[str, Any] = {}
+
+
+class PublishRequest(Record, frozen=True, kw_only=True):
+    """The next version of a policy that is a moving average; its trainer makes them without batches."""
+
+    policy: str
+    manifest: Manifest
+    of_version: int
+    """Newest version of the averaged policy that is in it."""
+
+
+class PublishReply(Record, frozen=True, kw_only=True):
+    serial: int
+    finished: bool = False
 
 
 class EventsRequest(Record, frozen=True, kw_only=True):
@@ -365,8 +347,9 @@ class EventsReply(Record, frozen=True, kw_only=True):
 
 
 class OperatorRequest(Record, frozen=True, kw_only=True):
-    """``stop`` (with the first cause), ``drain`` (a worker), ``rollback`` (a policy to a version), ``freeze`` (a
-    policy) or ``swap`` (a frozen policy plays with a version of ``source``)."""
+    """``stop`` (with the first cause), ``drain`` (a worker), ``rollback`` (a policy to a version), ``freeze`` and
+    ``unfreeze`` (a policy), ``swap`` (a frozen policy plays with a version of ``source``), ``cast`` (a policy plays
+    ``role``) or ``add`` (a policy begins with a version of ``source``, or with ``manifest``, and plays ``role``)."""
 
     action: str
     worker: str | None = None
@@ -374,7 +357,14 @@ class OperatorRequest(Record, frozen=True, kw_only=True):
     version: int | None = None
     error: str | None = None
     source: str | None = None
-    """Of ``swap``: whose version; None: the policy's own."""
+    """Of ``swap`` and ``add``: whose version; None: the policy's own."""
+    role: str | None = None
+    frozen: bool = False
+    """Of ``add``: it plays and is not trained."""
+    decay: float | None = None
+    """Of ``add``: it is the moving average of ``source``, which keeps so much of itself with every version."""
+    manifest: Manifest | None = None
+    """Of ``add``: weights that are in the store; None: those of ``source``."""
 
 
 class Done(Record, frozen=True, kw_only=True):

@@ -43,6 +43,9 @@ class Dataflow(Protocol):
     async def fail(self, request: m.FailRequest) -> m.FailReply:
         """This batch could not be trained."""
 
+    async def publish(self, request: m.PublishRequest) -> m.PublishReply:
+        """The next version of a policy that is a moving average of another one's. Raises BadRequest."""
+
     # ── everyone ──
     async def manifest(self, request: m.ManifestRequest) -> Manifest:
         """Where a version can be read. Raises NotFound."""

@@ -198,7 +198,7 @@ class Rig:
                     worker=worker,
                     incarnation=incarnation or worker,
                     count=count,
-                    capabilities=m.Capabilities(policies=tuple(policies or self.spec.policies)),
+                    capabilities=m.Capabilities(policies=tuple(policies or self.service.ledger.policies.specs)),
                     wait_s=wait_s,
                 )
             )
@@ -236,7 +236,7 @@ class Rig:
                     samples=(self._sample(policy, spans),),
                     turns=(Turn(index=0, sample=0, start=2, stop=2 + 2 * len(spans or "1"), reward=reward),),
                 )
-                for role, policy in self.spec.roles.items()
+                for role, policy in (lease.roles or self.spec.roles).items()
             ),
         )
 

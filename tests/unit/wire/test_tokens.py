@@ -30,9 +30,25 @@ def test_grants_by_role() -> None:
     assert tokens.grant(tokens.of(Role.WORKER)) == Grant(Role.WORKER)
     assert tokens.grant(tokens.of(Role.OPERATOR)) == Grant(Role.OPERATOR)
     assert tokens.grant(tokens.of(Role.TRAINER, "q")) == Grant(Role.TRAINER, "q")
-    for policy in ("r", None):
-        with pytest.raises(ConfigError, match="no trainer token"):
-            tokens.of(Role.TRAINER, policy)
+    with pytest.raises(ConfigError, match="a trainer's token is of a policy"):
+        tokens.of(Role.TRAINER)
+
+
+def test_a_policy_that_joins_later_has_a_token_that_only_the_run_folder_can_make() -> None:
+    tokens, others = Tokens.make(["p"]), Tokens.make(["p"])
+    late = tokens.of(Role.TRAINER, "r")
+    assert tokens.grant(late) == Grant(Role.TRAINER, "r") and late != others.of(Role.TRAINER, "r")
+    proof = late.rpartition(":")[2]
+    for forged in (
+        f"p:{proof}",
+        f"q:{proof}",
+        f"r:{proof[:-1]}0",
+        f"r:{tokens.operator}",
+        "r:",
+        others.of(Role.TRAINER, "r"),
+    ):
+        with pytest.raises(Unauthorised):
+            tokens.grant(forged)
 
 
 @pytest.mark.parametrize("token", ["", "x", "ä" * 20, "\udc80", "x" * 10_000])
