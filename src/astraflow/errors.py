@@ -26,6 +26,7 @@ AstraFlowError
   DigestMismatch           bytes or weights are not what their digest says
   WeightsRefused           weights cannot be loaded here: missing, extra or reshaped tensors
     FullTransferNeeded       a delta cannot lead there: another form, or other weights to start from
+    Unattested               an engine took weights and does not hold what was published: ``diagnosis: what was seen``
   Starved                  a state that the policy of the recipe can never leave; carries the counts
   EpisodeError             ends one episode, never the worker
     EpisodeTruncated         a turn was cut or a limit reached: no further turn, the episode ends as truncated
@@ -136,6 +137,9 @@ class WeightsRefused(AstraFlowError): ...
 
 
 class FullTransferNeeded(WeightsRefused): ...
+
+
+class Unattested(WeightsRefused): ...
 
 
 class Starved(AstraFlowError): ...

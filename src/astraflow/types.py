@@ -275,6 +275,28 @@ class WeightDelta(Record, frozen=True, kw_only=True):
     file: WeightFile
 
 
+class CanaryPrompt(Record, frozen=True, kw_only=True):
+    """A prompt, a reply, and how likely each token of that is under one version, at temperature 1."""
+
+    text: str = ""  # ``tokens`` are a user saying this, by the publisher's chat template; empty: no template was used
+    tokens: tuple[int, ...]
+    reply: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    cold: bool = False  # other tokens in every version, so that no cache can know them; else always the same
+
+    def __post_init__(self) -> None:
+        fine = all(math.isfinite(each) and each <= HIGHEST_LOGPROB for each in self.logprobs)
+        if not fine or not self.tokens or not self.reply or len(self.reply) != len(self.logprobs):
+            raise InvalidRecord("CanaryPrompt: tokens, a reply, and a finite log-prob <= 0 for each of its tokens")
+
+
+class Canary(Record, frozen=True, kw_only=True):
+    """What the publisher's own computation, in ``dtype``, says: an engine with the same weights says the same."""
+
+    dtype: str
+    prompts: tuple[CanaryPrompt, ...]
+
+
 class Manifest(Record, frozen=True, kw_only=True):
     """Where one version of a policy can be read, and its digests."""
 
@@ -294,6 +316,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     serial: int = 0
     """Assigned by dataflow; only grows, workers follow the newest. 0: not yet committed."""
     trainer_epoch: int = 0
+    canary: Canary | None = None
 
     @property
     def stored(self) -> tuple[WeightFile, ...]:

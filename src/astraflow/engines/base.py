@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from astraflow.types import Array, Manifest, Record, Sampling, Span, StopReason
+from astraflow.weights.tensors import Tensor
 
 
 class GenerateRequest(Record, frozen=True, kw_only=True):
@@ -55,6 +57,25 @@ class Engine(Protocol):
     async def load(self, manifest: Manifest, files: list[Path]) -> None:
         """Take these verified files as ``manifest.version`` between two decode steps. The version that replies name
         changes only once the new weights are in place and their digest was checked (F56).
-        Raises DigestMismatch, WeightsRefused; the old weights then stay and serve on."""
+        Raises DigestMismatch, WeightsRefused; the old weights then stay and serve on. For a version that is held it
+        takes the files all the same: what it holds was found to be something else."""
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class ShowsTensors(Protocol):
+    """An engine may offer this beside: its weights, so that they can be compared with what was published."""
+
+    def tensors(self, version: int) -> Iterable[Tensor] | None:
+        """What it computes with, by the names of a checkpoint, one after the other; None: they cannot be shown.
+        Blocking, off the decode path. Raises NotFound (version not held)."""
+
+
+@runtime_checkable
+class Scores(Protocol):
+    """An engine may offer this beside: how likely it finds a given reply."""
+
+    async def score(self, prompt: Array, reply: Array, version: int) -> Array:
+        """float32 [N]: log-probs at temperature 1 of the reply's tokens (int32 [N]), computed on the way that sampled
+        replies take: through its caches, token by token. Raises BadRequest, NotFound."""

@@ -51,10 +51,8 @@ class Decoder:
     # ── weights ──
 
     def swap(self, new: Held) -> bool:
-        """Take the new set between two steps. False: every set that could go is named by a running request."""
-        if any((held.version, held.digest) == (new.version, new.digest) for held in self.held[-1:]):
-            self.held[-1].serial = max(self.held[-1].serial, new.serial)
-            return True
+        """Take the new set between two steps, also in place of one that says it is the same. False: every set that
+        could go is named by a running request."""
         if self._settings.versions_held == 1 and self.held and self.held[-1].serial > new.serial:
             return True
         # A lower version with a newer serial is a rollback: what came after it will be made again, with other bits.
@@ -101,7 +99,11 @@ class Decoder:
     # ── requests ──
 
     def submit(self, sequence: Sequence) -> None:
-        self.waiting.append(sequence)
+        """What is scored comes first: replies may wait for what it says about the weights."""
+        if sequence.given:
+            self.waiting.appendleft(sequence)
+        else:
+            self.waiting.append(sequence)
 
     def cancel(self, sequence: Sequence) -> None:
         """Its slot is free before the next step; cancelling twice, or after the end, changes nothing."""
@@ -234,4 +236,5 @@ def _draw(sequence: Sequence) -> Draw:
         top_p=sampling.top_p,
         top_k=sampling.top_k,
         uniform=uniform(sampling.seed, sequence.sampled),
+        given=sequence.given[sequence.sampled] if sequence.given else None,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -60,16 +60,23 @@ class GenericModel:
         wrong = {kind: sorted(map(str, names))[:5] for kind, names in report.items() if names}
         if wrong:
             raise WeightsRefused(f"checkpoint does not fit {self._class.__name__}: {wrong}")
-        return module.to(self._device).eval()
+        return module.to(self._device).eval(), frozenset(tensors) - self._ties.keys()
+
+    def tensors(self, weights: Any) -> Iterable[tuple[str, torch.Tensor]] | None:
+        """None where the module has other names than its checkpoint: transformers has put tensors together."""
+        module, names = weights
+        own: dict[str, torch.Tensor] = module.state_dict()
+        return None if names - own.keys() else ((name, own[name]) for name in sorted(names))
 
     def forward(self, weights: Any, rows: Rows) -> torch.Tensor:
+        module, _ = weights
         at = 0
         logits = []
         for segment, wanted in zip(rows.segments, rows.wanted, strict=True):
             tokens = torch.from_numpy(rows.tokens[at : at + segment.count]).to(self._device)[None]
             at += segment.count
             past = {self._cache_argument: self._past.get(segment.slot)}
-            out = weights(input_ids=tokens, use_cache=True, logits_to_keep=1, **past)
+            out = module(input_ids=tokens, use_cache=True, logits_to_keep=1, **past)
             self._past[segment.slot] = out.past_key_values
             if wanted:
                 logits.append(out.logits[0, -1])

@@ -7,13 +7,13 @@ token as one batched multiplication over a range of slots, and those that add mo
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from astraflow.engines.lean_weights import LeanWeights, Shape, prepare
+from astraflow.engines.lean_weights import LeanWeights, Shape, prepare, tensors_of
 from astraflow.engines.past import Past
 from astraflow.engines.rows import Rows, Segment
 
@@ -53,6 +53,9 @@ class LeanModel:
 
     def prepare(self, tensors: Mapping[str, torch.Tensor]) -> LeanWeights:
         return prepare(self._shape, tensors, dtype=self._dtype, device=self._device)
+
+    def tensors(self, weights: LeanWeights) -> Iterator[tuple[str, torch.Tensor]] | None:
+        return tensors_of(self._shape, weights)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         self._past.copy(source, target, length)

@@ -6,7 +6,7 @@ kernels read: at small batches up to twice as fast, and additions and products c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,6 +18,13 @@ from astraflow.errors import WeightsRefused
 
 class Linear(Protocol):
     """x [N, in] -> x W^T + b [N, out]"""
+
+    @property
+    def bias(self) -> torch.Tensor | None: ...
+
+    @property
+    def matrix(self) -> torch.Tensor | None:
+        """W, as it is computed with; None: it cannot be read back."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
@@ -36,6 +43,10 @@ class PlainLinear:
     weight: torch.Tensor
     bias: torch.Tensor | None
 
+    @property
+    def matrix(self) -> torch.Tensor:
+        return self.weight
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, self.weight, self.bias)
 
@@ -53,6 +64,13 @@ class PlainLinear:
 class PackedLinear:
     packed: torch.Tensor
     bias: torch.Tensor | None
+
+    @property
+    def matrix(self) -> torch.Tensor | None:
+        try:
+            return self.packed.to_dense()
+        except RuntimeError:  # a layout that this torch does not turn back
+            return None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return _pointwise(x, self.packed, self.bias, "none", [], "")
@@ -196,3 +214,45 @@ def prepare(
     if left:
         raise WeightsRefused(f"tensors that this model does not have: {sorted(left)[:5]}")
     return LeanWeights(embed=embed, layers=tuple(layers), norm=norm, head=head)
+
+
+def tensors_of(shape: Shape, weights: LeanWeights) -> Iterator[tuple[str, torch.Tensor]] | None:
+    """The counterpart of ``prepare``; None: this machine's packed matrices cannot be read back."""
+    if weights.head.matrix is None or any(layer.qkv.matrix is None for layer in weights.layers):
+        return None
+    return _tensors_of(shape, weights)
+
+
+def _tensors_of(shape: Shape, weights: LeanWeights) -> Iterator[tuple[str, torch.Tensor]]:
+    yield "model.embed_tokens.weight", weights.embed
+    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    for index, layer in enumerate(weights.layers):
+        name = f"model.layers.{index}"
+        yield f"{name}.input_layernorm.weight", layer.input_norm
+        yield f"{name}.post_attention_layernorm.weight", layer.post_norm
+        if layer.q_norm is not None and layer.k_norm is not None:
+            yield f"{name}.self_attn.q_norm.weight", layer.q_norm
+            yield f"{name}.self_attn.k_norm.weight", layer.k_norm
+        yield from _parts(f"{name}.self_attn", ("q_proj", "k_proj", "v_proj"), (q, kv, kv), layer.qkv)
+        yield from _parts(f"{name}.self_attn", ("o_proj",), (shape.hidden,), layer.out)
+        yield from _parts(f"{name}.mlp", ("gate_proj",), (shape.intermediate,), layer.gate)
+        yield from _parts(f"{name}.mlp", ("up_proj",), (shape.intermediate,), layer.up)
+        yield from _parts(f"{name}.mlp", ("down_proj",), (shape.hidden,), layer.down)
+    yield "model.norm.weight", weights.norm
+    matrix = weights.head.matrix
+    # A tied head is a second copy where matrices are packed: it is shown, so that it is compared as well.
+    if matrix is not None and (not shape.tied or matrix.data_ptr() != weights.embed.data_ptr()):
+        yield "lm_head.weight", matrix
+
+
+def _parts(
+    prefix: str, names: tuple[str, ...], outs: tuple[int, ...], fused: Linear
+) -> Iterator[tuple[str, torch.Tensor]]:
+    matrix = fused.matrix
+    assert matrix is not None, "all matrices of a machine are packed alike"
+    at = 0
+    for name, out in zip(names, outs, strict=True):
+        yield f"{prefix}.{name}.weight", matrix[at : at + out]
+        if fused.bias is not None:
+            yield f"{prefix}.{name}.bias", fused.bias[at : at + out]
+        at += out

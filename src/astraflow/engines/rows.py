@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -57,6 +57,10 @@ class Model(Protocol):
 
     def prepare(self, tensors: Mapping[str, torch.Tensor]) -> Any:
         """A weight set from the tensors of a checkpoint, on any thread. Raises WeightsRefused."""
+
+    def tensors(self, weights: Any) -> Iterable[tuple[str, torch.Tensor]] | None:
+        """The counterpart of ``prepare``: what is computed with, by the checkpoint's names; a tied tensor need not come
+        under its second name. None: it cannot be shown."""
 
     def forward(self, weights: Any, rows: Rows) -> torch.Tensor:
         """[number wanted, V] logits; the rows' past is remembered in their slots."""

@@ -21,6 +21,8 @@ class Draw:
     top_k: int
     uniform: float
     """In [0, 1): from (seed, position)."""
+    given: int | None = None
+    """This token and no other: only its log-prob is wanted."""
 
     @property
     def truncates(self) -> bool:
@@ -64,6 +66,9 @@ def _sample(logits: torch.Tensor, draws: list[Draw]) -> Sampled:
     tokens = _invert(weights, sums, torch.tensor([draw.uniform for draw in draws], dtype=torch.float64))
     if any(draw.temperature == 0 for draw in draws):
         tokens = torch.where(greedy, scaled.argmax(dim=-1), tokens)
+    for row, draw in enumerate(draws):
+        if draw.given is not None:
+            tokens[row] = draw.given
     chosen = (scaled.gather(1, tokens[:, None]) - top).squeeze(1).double()
     return Sampled(tokens.tolist(), (chosen - total.log()).clamp(max=0.0).tolist())
 

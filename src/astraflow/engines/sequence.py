@@ -47,6 +47,8 @@ class Sequence:
     logprobs: list[float] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     cancelled: bool = False
+    given: tuple[int, ...] = ()
+    """What it shall say: it is scored, nothing is drawn."""
     waits_for: Sequence | None = None
     """A sequence that is computing a prefix which this one then need not compute."""
     waits_until: int = 0

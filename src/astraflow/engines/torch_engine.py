@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,10 @@ from astraflow.engines.folder import ModelFolder, open_folder
 from astraflow.engines.sequence import Held, Sequence
 from astraflow.engines.settings import EngineSettings
 from astraflow.engines.threads import ThreadTuner, available_cores
-from astraflow.errors import BadRequest, TimedOut, Unavailable
-from astraflow.types import Manifest
+from astraflow.errors import BadRequest, NotFound, TimedOut, Unavailable
+from astraflow.types import Array, Manifest, Sampling
+from astraflow.weights.delta_torch import as_bits
+from astraflow.weights.tensors import Tensor
 
 _SWITCH_S = 0.0005
 """How long another thread may keep the interpreter: a decode step asks for it back a thousand times."""
@@ -47,6 +49,9 @@ class TorchEngine:
         self._thread: threading.Thread | None = None
         self._loading = asyncio.Lock()
         self._pending = 0
+        self.pause_s = 0.0
+        self.longest_pause_s = 0.0
+        """For which the decode thread did not decode because it took weights; all of them, and the longest."""
 
     # ── the engine's face, on the event loop ──
 
@@ -74,6 +79,16 @@ class TorchEngine:
         self._thread.start()
 
     async def generate(self, request: GenerateRequest) -> GenerateReply:
+        return await self._ask(request, self._open().end_ids | frozenset(request.sampling.stop_token_ids))
+
+    async def score(self, prompt: Array, reply: Array, version: int) -> Array:
+        sampling = Sampling(max_tokens=len(reply), seed=0)
+        request = GenerateRequest(tokens=prompt, sampling=sampling, version=version)
+        if self._room(request, self._open()) < len(reply):
+            raise BadRequest(f"prompt_too_long: {len(prompt)} + {len(reply)} tokens to be scored pass the context")
+        return (await self._ask(request, frozenset(), tuple(reply.tolist()))).logprobs
+
+    async def _ask(self, request: GenerateRequest, ends: frozenset[int], given: tuple[int, ...] = ()) -> GenerateReply:
         folder, decoder = self._open(), self._running()
         most = self._room(request, folder)
         if self._pending >= self._settings.max_waiting:
@@ -83,7 +98,8 @@ class TorchEngine:
         sequence = Sequence(
             request=request,
             most=most,
-            ends=folder.end_ids | frozenset(request.sampling.stop_token_ids),
+            ends=ends,
+            given=given,
             done=lambda result: self._answer(loop, future, result),
         )
         self._pending += 1
@@ -96,9 +112,8 @@ class TorchEngine:
                 self._post(lambda: decoder.cancel(sequence))
 
     async def load(self, manifest: Manifest, files: list[Path]) -> None:
-        folder = self._open()
         async with self._loading:
-            held = await asyncio.to_thread(_prepare, folder, manifest, files)
+            held = await asyncio.to_thread(self.prepare, manifest, files)
             loop = asyncio.get_running_loop()
             deadline = loop.time() + self._settings.pin_wait_s
             while not await self._swap(self._running(), held):
@@ -108,6 +123,18 @@ class TorchEngine:
                         f"{self._settings.pin_wait_s:g} s: requests name {[held.version for held in self._held]}"
                     )
                 await asyncio.sleep(0.05)
+
+    def prepare(self, manifest: Manifest, files: list[Path]) -> Held:
+        """A weight set for ``swap``, from verified files. Blocking, off the decode path."""
+        weights = self._open().model.prepare(read_checkpoint(manifest, files))
+        return Held(version=manifest.version, digest=manifest.digest, serial=manifest.serial, weights=weights)
+
+    def tensors(self, version: int) -> Iterable[Tensor] | None:
+        held = next((held for held in reversed(self._held) if held.version == version), None)
+        if held is None:
+            raise NotFound(f"version {version} is not held; held: {[held.version for held in self._held]}")
+        shown = self._open().model.tensors(held.weights)
+        return None if shown is None else (_bits(name, tensor) for name, tensor in shown)
 
     async def close(self) -> None:
         """Running requests fail with Unavailable."""
@@ -150,8 +177,11 @@ class TorchEngine:
         future: asyncio.Future[bool] = loop.create_future()
 
         def swap() -> None:
+            began = time.perf_counter()
             done = decoder.swap(held)
             self._held = tuple(decoder.held)
+            paused = time.perf_counter() - began
+            self.pause_s, self.longest_pause_s = self.pause_s + paused, max(self.longest_pause_s, paused)
             self._answer(loop, future, done)
 
         self._post(swap)
@@ -216,6 +246,5 @@ class TorchEngine:
         return (available_cores(), torch.get_num_threads())
 
 
-def _prepare(folder: ModelFolder, manifest: Manifest, files: list[Path]) -> Held:
-    weights = folder.model.prepare(read_checkpoint(manifest, files))
-    return Held(version=manifest.version, digest=manifest.digest, serial=manifest.serial, weights=weights)
+def _bits(name: str, tensor: torch.Tensor) -> Tensor:
+    return as_bits({name: tensor.cpu().contiguous()})[name]

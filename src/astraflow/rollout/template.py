@@ -79,6 +79,8 @@ class ChatTemplate:
         self._special, self._markup = _Guard(special), _Guard(markup)
         self._split = re.compile("|".join(re.escape(t) for t in sorted(self._added, key=len, reverse=True)) or r"(?!)")
         self._template = _compile(template)
+        self.dated = "strftime_now" in template
+        """Whether the same messages are other tokens tomorrow."""
         self._bos = self._added.get(self._names.get("bos_token", ""))
         self._unknown = self._harmless_unknown()
         self._adds_bos = self._decide_bos(bos)

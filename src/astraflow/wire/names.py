@@ -12,6 +12,8 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}", re.ASCII)
 _RELAY = re.compile(r"https?://(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _DEVICES = {"con", "prn", "aux", "nul"} | {f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10)}
+MAX_CANARY_PROMPTS, MAX_CANARY_TOKENS = 32, 8192
+"""They travel with every manifest, and an engine computes them all before it serves."""
 NAME_FIELDS = ("policy", "worker", "name", "component", "incarnation", "trainer")
 """Fields of requests that hold a name, wherever they occur."""
 
@@ -48,6 +50,14 @@ def require_manifest(manifest: Manifest) -> Manifest:
             require_sha256(what, "WeightDelta")
         if delta.file.size_bytes < 0:
             raise BadRequest(f"Manifest of {manifest.policy} names {delta.file.name} with a negative size")
+    canary = manifest.canary
+    if canary is not None:
+        size = sum(len(prompt.tokens) + len(prompt.reply) for prompt in canary.prompts)
+        if not 1 <= len(canary.prompts) <= MAX_CANARY_PROMPTS or size > MAX_CANARY_TOKENS:
+            raise BadRequest(
+                f"Manifest.canary has 1 to {MAX_CANARY_PROMPTS} prompts and at most {MAX_CANARY_TOKENS} tokens, "
+                f"found {len(canary.prompts)} with {size}"
+            )
     return manifest
 
 
