@@ -19,7 +19,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from astraflow.errors import RunFailed, TimedOut
+from astraflow.errors import ConfigError, RunFailed, TimedOut
+from astraflow.run.first_cause import first_cause_only
 
 Cell = dict[str, Any]
 """Plain JSON: every setting of one run."""
@@ -36,11 +37,14 @@ def play_all(module: str, cells: Sequence[Cell], *, processes: int, folder: Path
 
     A cell whose worker dies or takes longer than ``LIMIT_S`` raises; what was finished stays in the file.
     """
+    if not cells or processes < 1:
+        raise ConfigError(f"seeds must be at least 1 and processes too, found {len(cells)} runs, {processes} processes")
     folder.mkdir(parents=True, exist_ok=True)
     known = read_known(folder / FILE)
     todo = [cell for cell in cells if _key(cell) not in known]
     if todo:
-        asyncio.run(_share(module, todo, min(processes, len(todo)), folder / FILE, say))
+        with first_cause_only():
+            asyncio.run(_share(module, todo, min(processes, len(todo)), folder / FILE, say))
         known = read_known(folder / FILE)
     return [(cell, known[_key(cell)]) for cell in cells]
 
@@ -126,9 +130,6 @@ def say(line: str) -> None:
 
 def main() -> None:
     """A worker, until its standard input ends."""
-    import torch
-
-    torch.set_num_threads(1)
     play = importlib.import_module(sys.argv[1]).play
     answers, sys.stdout = sys.stdout, sys.stderr  # whatever is printed meanwhile is no answer
     with tempfile.TemporaryDirectory(prefix="astraflow-cells-") as folder:

@@ -17,7 +17,7 @@ import heapq
 import itertools
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -104,6 +104,8 @@ class Found:
     """Key of the task of each trained group."""
     masked: dict[str, int]
     """Samples without gradient, by reason."""
+    cancelled: int
+    """Episodes that were begun in vain: their group went stale before they ended."""
     ended: str
     """Empty: with all its steps. Else the error that ended it."""
 
@@ -126,11 +128,13 @@ class Drive:
         self._player = WorkflowPlayer(workflow=middle, seats={POLICY: seat}, clock=self._clock)
         self._due: list[tuple[float, int, m.SubmitRequest | m.CommitRequest, Manifest | None]] = []
         self._order = itertools.count()
-        self._held = 0
+        self._held: set[str] = set()
+        """Leases under way."""
         self._stepping = False
         self._epoch = 0
         self._finished = False
         self.episodes = 0
+        self.cancelled = 0
         self.points: list[Point] = []
 
     async def run(self) -> Found:
@@ -178,7 +182,7 @@ class Drive:
 
     async def _lease(self) -> bool:
         """Fill the free slots; whether there was anything to play."""
-        free = self.plan.slots - self._held
+        free = self.plan.slots - len(self._held)
         if free <= 0:
             return False
         request = m.LeaseRequest(
@@ -192,7 +196,7 @@ class Drive:
                 worker=WORKER, group=lease.group, index=lease.index, attempt=lease.attempt, episode=episode
             )
             self._push(now + self.plan.episode_s(lease), submit)
-        self._held += len(leases)
+        self._held |= {lease.id for lease in leases}
         self.episodes += len(leases)
         return bool(leases)
 
@@ -228,7 +232,7 @@ class Drive:
         return commit, manifest
 
     async def _happen(self) -> None:
-        """Everything that is due now."""
+        """Everything that is due now, in its order; what comes together is submitted together."""
         now = self._clock.monotonic()
         submits: list[m.SubmitRequest] = []
         while self._due and self._due[0][0] <= now:
@@ -236,9 +240,14 @@ class Drive:
             if isinstance(request, m.SubmitRequest):
                 submits.append(request)
             else:
+                await self._submit(submits)
+                submits = []
                 await self._commit(request, manifest)
-        await asyncio.gather(*(self._flow.submit(request) for request in submits))
-        self._held -= len(submits)
+        await self._submit(submits)
+
+    async def _submit(self, requests: Sequence[m.SubmitRequest]) -> None:
+        await asyncio.gather(*(self._flow.submit(request) for request in requests))
+        self._held -= {lease_of(request) for request in requests}
 
     async def _commit(self, request: m.CommitRequest, manifest: Manifest | None) -> None:
         reply = await self._flow.commit(request)
@@ -250,8 +259,20 @@ class Drive:
         await self._engine.load(manifest, sorted(weights.iterdir()))
         shutil.rmtree(weights)
         await self._service.tick()
+        await self._renew()
         if manifest.version % self.plan.eval_every == 0 or manifest.version == self.plan.steps:
             await self._evaluate(manifest.version)
+
+    async def _renew(self) -> None:
+        """What has gone stale before it ended is played no further, as a worker's heartbeat finds out."""
+        if not self._held:
+            return
+        beat = m.RenewRequest(worker=WORKER, incarnation="0", held=tuple(sorted(self._held)))
+        lost = set((await self._flow.renew(beat)).lost)
+        self._held -= lost
+        self.cancelled += len(lost)
+        self._due = [each for each in self._due if lease_of(each[2]) not in lost]
+        heapq.heapify(self._due)
 
     async def _evaluate(self, version: int) -> None:
         tasks = self.plan.held_out
@@ -295,8 +316,14 @@ class Drive:
             groups=dict(groups),
             trained=tuple(key for (key,) in trained),
             masked=dict(masked),
+            cancelled=self.cancelled,
             ended=ended,
         )
+
+
+def lease_of(request: m.SubmitRequest | m.CommitRequest) -> str:
+    """Id of the lease that is submitted; empty for a step."""
+    return f"{request.group}/{request.index}/{request.attempt}" if isinstance(request, m.SubmitRequest) else ""
 
 
 def _spec(plan: Plan) -> RunSpec:

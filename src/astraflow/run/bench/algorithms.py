@@ -34,14 +34,14 @@ from astraflow.run.bench._cells import Cell, play_all, say
 from astraflow.tasks.base import TaskSource
 
 SEEDS = 3
-STEPS = 120
+STEPS = 80
 GROUPS, SIZE = 10, 4
 REPLAY = "0.3"
 MAX_STALENESS = 4
 """How old what is replayed may be."""
-LR = 5e-4
+LR = 1e-3
 SUPERVISED = 100
-EVALS = 24
+EVALS = 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -27,7 +27,7 @@ from astraflow.run.bench._cells import Cell, play_all, say
 
 LAGS = (0, 4, 16, 64, 256)
 LOSSES = ("grpo", "decoupled_ppo", "m2po")
-QUICK_LAGS, QUICK_STEPS = (0, 4, 16), 128
+QUICK_LAGS = (0, 4, 16)
 SEEDS = 3
 GROUPS, SIZE = 2, 8
 LR = 3e-4
@@ -54,8 +54,7 @@ def main(
     for loss in losses:
         spec_of(loss)
     least = max(1, 4 * max(lags))
-    if steps is None:
-        steps = max(least, QUICK_STEPS) if quick else least
+    steps = least if steps is None else steps
     if min(lags) < 0 or steps < least:
         raise ConfigError(f"bench lag: lags >= 0 and steps >= 4 x the longest, found lags {lags}, steps {steps}")
     began = time.monotonic()

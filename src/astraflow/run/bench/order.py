@@ -2,7 +2,7 @@
 
 Time is the run's own (``_drive``). An answer is sampled when its episode begins and comes ``episode_s`` later, as where
 a slow tool or grader follows it: log-normal, p99 / p50 = 8, half of the variance by task, so that slow tasks stay slow.
-Meanwhile the trainer steps once a second where it has a batch.
+Meanwhile the trainer takes ``STEP_S`` a step, which is longer than the episodes of a batch take: a queue forms.
 
     window   at most so many groups, less one, overtake the oldest open one: nobody is starved, and who waits is seen
 """
@@ -29,13 +29,15 @@ from astraflow.run.bench._cells import Cell, play_all, say
 from astraflow.types import Lease
 
 SEEDS = 3
-STEPS = 200
+STEPS = 100
 GROUPS, SIZE = 4, 4
 MAX_STALENESS = 4
 WINDOW = 4 * GROUPS
 MEDIAN_S = 2.0
 SIGMA = math.log(8) / 2.326
-STEP_S = 1.0
+STEP_S = 3.0
+HEARD_S = 0.25
+"""Ends are heard at multiples of it: several episodes share one transaction."""
 LR = 5e-4
 SUPERVISED = 100
 EVALS = 20
@@ -52,7 +54,8 @@ def episode_s(lease: Lease) -> float:
     """Seeded by the episode and its task: the same for every order, as long as they play the same."""
     by_task = random.Random(f"slow/{lease.task.key}").gauss(0.0, 1.0)
     own = random.Random(f"{lease.seed}").gauss(0.0, 1.0)
-    return MEDIAN_S * math.exp(SIGMA * math.sqrt(0.5) * (by_task + own))
+    seconds = MEDIAN_S * math.exp(SIGMA * math.sqrt(0.5) * (by_task + own))
+    return math.ceil(seconds / HEARD_S) * HEARD_S
 
 
 def is_slow(key: str) -> bool:
@@ -114,6 +117,7 @@ def play(cell: Cell, folder: Path) -> dict[str, Any]:
         "episodes": found.points[-1].episodes,
         "oldest_mean": sum(each.oldest for each in found.ages) / max(1, len(found.ages)),
         "slow_share": sum(is_slow(key) for key in found.trained) / max(1, len(found.trained)),
+        "cancelled": found.cancelled,
         "groups": found.groups,
         "masked": found.masked,
         "ended": found.ended,
@@ -141,6 +145,7 @@ def table(played: Sequence[tuple[Cell, Any]]) -> dict[str, Any]:
                 "episodes": _table.spread([found["episodes"] for found in own]),
                 "stale_groups": _table.spread([found["groups"].get("stale", 0) for found in own]),
                 "stale_samples": _table.spread([found["masked"].get("stale", 0) for found in own]),
+                "cancelled": _table.spread([found["cancelled"] for found in own]),
                 "oldest": _table.spread([found["oldest_mean"] for found in own]),
                 "slow_share": _table.spread([found["slow_share"] for found in own]),
                 "ended": [found["ended"] for found in own],
@@ -161,7 +166,9 @@ def curves(played: Sequence[tuple[Cell, Any]], along: str) -> dict[str, list[_ta
 
 def text(result: dict[str, Any]) -> str:
     head = ["order", "at the end", f"after {result['equal_time_s']:.0f} s", "seconds", "episodes"]
-    rows = [[*head, "stale groups", "stale samples", "oldest of a batch", "from slow tasks", "ended early"]]
+    rows = [
+        [*head, "stale groups", "stale samples", "cancelled", "oldest of a batch", "from slow tasks", "ended early"]
+    ]
     for row in result["rows"]:
         early = [why for why in row["ended"] if why]
         means = {name: row[name]["mean"] for name in row if isinstance(row[name], dict)}
@@ -174,6 +181,7 @@ def text(result: dict[str, Any]) -> str:
                 f"{means['episodes']:,.0f}",
                 f"{means['stale_groups']:,.0f}",
                 f"{means['stale_samples']:,.0f}",
+                f"{means['cancelled']:,.0f}",
                 f"{means['oldest']:.2f}",
                 f"{means['slow_share']:.1%}",
                 f"{len(early)} of {len(row['ended'])}",
