@@ -184,7 +184,7 @@ def test_an_index_that_lies(field: int, value: Any) -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("format", "astraflow delta 2"),
+        ("format", "astraflow delta 3"),
         ("base_xxh3", "0" * 64),
         ("base_xxh3", ""),
         ("base_xxh3", "0" * 63 + "G"),
@@ -274,5 +274,5 @@ def test_other_files_are_no_deltas() -> None:
     for other in (b"", b"\0" * 8, b"PK\3\4" + b"\0" * 100, struct.pack("<Q", 1 << 40) + b"{}" * 50, DELTA[8:]):
         refused(other)
     refused(assembled(None, b"", b""))
-    refused(assembled({"format": "astraflow delta 1"}, b"x", b"", check=CHECK_BYTES))
+    refused(assembled({"format": "astraflow delta 2"}, b"x", b"", check=CHECK_BYTES))
     refused(sealed(struct.pack("<Q", 2) + b"{}"))

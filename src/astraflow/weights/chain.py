@@ -18,7 +18,7 @@ from pathlib import Path
 
 from astraflow.errors import WeightsRefused
 from astraflow.types import WeightDelta, WeightFile
-from astraflow.weights.delta import encode_delta, merge_deltas
+from astraflow.weights.delta import compact_delta, encode_delta, merge_deltas
 from astraflow.weights.rebuild import read_weights
 from astraflow.weights.settings import WeightSettings
 
@@ -33,6 +33,9 @@ class Link:
     begin: int
     end: int
     path: Path
+    """What travels: the changes in as few bytes as they take."""
+    plain: Path
+    """The same changes for merging: with positions that mean something without the base."""
     base_digest: str
     digest: str
 
@@ -104,7 +107,7 @@ class Chain:
             if before is None:
                 break
             try:
-                links.append(self._merge(before, links[-1]))
+                links.append(self._merge(before, links[-1], kept))
             except FileNotFoundError:  # another trainer has swept this folder: it has taken over
                 break
             span *= 2
@@ -140,18 +143,20 @@ class Chain:
             return None
         if len(delta) > WORTH * sum(path.stat().st_size for path in files):
             return None
-        return self._write(
-            Link(last.at, at, self._folder / f"delta-{last.at}-{at}.safetensors", last.digest, digest), delta
-        )
+        return self._write(last.at, at, last.digest, digest, delta, files)
 
-    def _merge(self, first: Link, second: Link) -> Link:
-        path = self._folder / f"delta-{first.begin}-{second.end}.safetensors"
-        merged = merge_deltas(first.path.read_bytes(), second.path.read_bytes())
-        return self._write(Link(first.begin, second.end, path, first.base_digest, second.digest), merged)
+    def _merge(self, first: Link, second: Link, files: Sequence[Path]) -> Link:
+        merged = merge_deltas(first.plain.read_bytes(), second.plain.read_bytes())
+        return self._write(first.begin, second.end, first.base_digest, second.digest, merged, files)
 
-    def _write(self, link: Link, delta: bytes) -> Link:
-        link.path.unlink(missing_ok=True)  # of an attempt before, perhaps linked into a store: never written into
-        link.path.write_bytes(delta)
+    def _write(self, begin: int, end: int, base: str, digest: str, delta: bytes, files: Sequence[Path]) -> Link:
+        """``files``: the weights that it leads to."""
+        path = self._folder / f"delta-{begin}-{end}.safetensors"
+        link = Link(begin, end, path, path.with_name(f"plain-{begin}-{end}.safetensors"), base, digest)
+        small = compact_delta(delta, read_weights(files))
+        for place, what in ((link.path, small), (link.plain, delta)):
+            place.unlink(missing_ok=True)  # of an attempt before, perhaps linked into a store: never written into
+            place.write_bytes(what)
         return link
 
     def _find(self, begin: int, end: int) -> Link | None:
@@ -175,3 +180,4 @@ class Chain:
     def _drop(self, links: Sequence[tuple[Link, WeightDelta]]) -> None:
         for link, _ in links:
             link.path.unlink(missing_ok=True)
+            link.plain.unlink(missing_ok=True)

@@ -1,6 +1,7 @@
 """Lossless deltas between two versions of weights: what changed, to the bit, checked before anything is touched.
 
-    encode_delta(base, new) -> bytes        apply_delta(base, delta)        merge_deltas(first, second) -> bytes
+    encode_delta(base, new) -> bytes      apply_delta(base, delta)
+    merge_deltas(first, second) -> bytes  compact_delta(delta, target) -> bytes: smaller, and not to be merged any more
 
 Weights are mappings of names to numpy arrays, or to ``weights.tensors.Tensor`` where the dtype is one that numpy lacks
 (``weights.delta_torch`` makes those of torch tensors, in the same memory). Bits are compared, never values: -0.0 is not
@@ -18,6 +19,7 @@ import xxhash
 
 from astraflow.errors import DigestMismatch, FullTransferNeeded
 from astraflow.types import Array
+from astraflow.weights.delta_compact import compact
 from astraflow.weights.delta_file import PAGE, WHOLE_PAGE, DeltaHeader, Entry, build, parse
 from astraflow.weights.delta_merge import merge_entries
 from astraflow.weights.delta_streams import find_changes, pack_stream, pcodec_header
@@ -94,6 +96,24 @@ def merge_deltas(first: bytes, second: bytes, *, threads: int = 0, limit_bytes: 
         streams = merge_entries(one, two, limit_bytes, lambda call, items: list(pool.map(call, items)))
     lineage = (one.header.base, two.header.target, one.header.base_xxh3, two.header.target_xxh3)
     return build(lineage, pcodec_header(), streams)
+
+
+def compact_delta(delta: bytes, target: Weights, *, threads: int = 0) -> bytes:
+    """The same changes in fewer bytes, for the way; the delta itself where that would not pay. See ``delta_classes``.
+
+    ``target``: the weights that it leads to, which its maker has. What comes out is applied like any delta, and cannot
+    be merged: its positions mean nothing without the base. Raises DigestMismatch if ``target`` is something else.
+    """
+    parsed = parse(delta)
+    tensors = _tensors(target)
+    with _pool(threads) as pool:
+        found = combine(pool.map(quick_tensor, tensors.values()))
+        if found != parsed.header.target_xxh3:
+            raise DigestMismatch(
+                f"delta: it leads to {_name(parsed.header.target, parsed.header.target_xxh3)}, these weights are others"
+            )
+        compacted = compact(parsed, tensors, lambda call, items: list(pool.map(call, items)))
+    return build(parsed.header[:4], parsed.pcodec, *compacted) if compacted is not None else delta
 
 
 def read_header(delta: bytes) -> DeltaHeader:

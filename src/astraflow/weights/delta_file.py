@@ -1,7 +1,7 @@
 """The bytes of a delta: a safetensors file, so that every tool can look at it, with everything counted and checked.
 
     __metadata__   format, lineage (digests before and after), counts
-    index  U8      zlib of msgpack: one ``Entry`` per tensor that changed
+    index  U8      zlib of msgpack: one ``Entry`` per tensor that changed, one ``Scheme`` per dtype that has classes
     data   U8      their pcodec streams, end to end, in the order of the index
     check  U8[16]  xxh3-128 of all that comes before it
 
@@ -16,6 +16,7 @@ import re
 import struct
 import zlib
 from collections.abc import Sequence
+from itertools import pairwise
 from math import prod
 from typing import Annotated, NamedTuple
 
@@ -27,12 +28,15 @@ from astraflow.errors import DigestMismatch, WeightsRefused
 from astraflow.types import Array
 from astraflow.weights.tensors import SIZES, parse_tensors, read_metadata
 
-FORMAT = "astraflow delta 1"
+FORMAT = "astraflow delta 2"
 PAGE = 4096
 """Changes of one page of a stream: what is decoded at once."""
 WHOLE_PAGE = 1 << 16
 """Elements of one page of a tensor that travels whole."""
 MAX_INDEX_BYTES = 8 << 20
+MAX_EDGES = 7
+FLOATS = {"BF16": 7, "F16": 10, "F32": 23}
+"""Bits of the mantissa by dtype: those whose elements have classes of magnitude."""
 MAX_HEADER_BYTES = 4096
 CHECK_BYTES = 16
 _DIGEST = re.compile(r"([0-9a-f]{64})?", re.ASCII)
@@ -59,6 +63,26 @@ class DeltaHeader(NamedTuple):
     """Elements of tensors that travel whole."""
 
 
+class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The changes of one class of a tensor's elements."""
+
+    changed: Count
+    gaps: tuple[Count, ...] = ()
+    """Bytes of each page; the pcodec metadata is in the ``Scheme``."""
+    values: tuple[Count, ...] = ()
+
+
+class Scheme(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Classes of a dtype's elements by their magnitude before the change (their bits without the sign)."""
+
+    dtype: str
+    edges: tuple[Count, ...]
+    """Class c is what lies below edge c and in no class before; one class more is of changes to any element."""
+    gaps: tuple[bytes, ...]
+    """pcodec metadata of each class, for all tensors of the dtype; empty if nothing changed in it."""
+    values: tuple[bytes, ...]
+
+
 class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One tensor that changed."""
 
@@ -68,13 +92,15 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     changed: Count
     """Elements in the stream; of a tensor that travels whole, all of them."""
     values: tuple[Count, ...]
-    """Bytes of the pcodec metadata, then of each page."""
+    """Bytes of the pcodec metadata, then of each page; empty with ``parts``."""
     gaps: tuple[Count, ...] = ()
-    """The same of the positions; empty: the tensor travels whole."""
+    """The same of the positions; empty without ``parts``: the tensor travels whole."""
     check: bytes = b""
     """xxh3-128 of the bits of a tensor that travels whole."""
     aliases: tuple[str, ...] = ()
     """Other names with the same bits before and after: tied tensors travel once."""
+    parts: tuple[Part, ...] = ()
+    """By class of the dtype's ``Scheme``, the last of any element."""
 
     @property
     def size(self) -> int:
@@ -82,7 +108,11 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
     @property
     def whole(self) -> bool:
-        return not self.gaps
+        return not self.gaps and not self.parts
+
+    @property
+    def stream_bytes(self) -> int:
+        return sum(self.gaps) + sum(self.values) + sum(sum(p.gaps) + sum(p.values) for p in self.parts)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -93,6 +123,7 @@ class _Index(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     pcodec: bytes
     """Its format header, the same for every stream."""
     entries: tuple[Entry, ...]
+    schemes: tuple[Scheme, ...] = ()
 
 
 class Delta(NamedTuple):
@@ -104,13 +135,20 @@ class Delta(NamedTuple):
     starts: tuple[int, ...]
     """Where each entry's streams begin in ``data``."""
     data: memoryview
+    schemes: dict[str, Scheme]
+    """By dtype."""
 
 
-def build(lineage: tuple[str, str, str, str], pcodec: bytes, streams: Sequence[tuple[Entry, Sequence[bytes]]]) -> bytes:
+def build(
+    lineage: tuple[str, str, str, str],
+    pcodec: bytes,
+    streams: Sequence[tuple[Entry, Sequence[bytes]]],
+    schemes: tuple[Scheme, ...] = (),
+) -> bytes:
     """A delta's bytes. ``lineage``: the first four fields of its header; each entry comes with its streams in order."""
     entries = tuple(entry for entry, _ in streams)
     data = b"".join(part for _, parts in streams for part in parts)
-    index = zlib.compress(msgspec.msgpack.encode(_Index(pcodec, entries)), 9)
+    index = zlib.compress(msgspec.msgpack.encode(_Index(pcodec, entries, schemes)), 9)
     metadata = {
         "format": FORMAT,
         **dict(zip(DeltaHeader._fields, lineage, strict=False)),
@@ -141,16 +179,17 @@ def parse(delta: bytes | memoryview) -> Delta:
         raise WeightsRefused(f"delta: it must consist of {', '.join(_PARTS)}")
     header = _header(read_metadata(raw, "delta"))
     index = _index(parts["index"].data)
+    schemes = _schemes(index)
     starts, at = [], 0
     for entry in index.entries:
-        _require_sound(entry)
+        _require_sound(entry, schemes)
         starts.append(at)
-        at += sum(entry.gaps) + sum(entry.values)
+        at += entry.stream_bytes
     data = parts["data"].data
     if at != len(data):
         raise WeightsRefused(f"delta: its streams have {len(data)} bytes, the index says {at}")
     _require_counts(header, index.entries)
-    return Delta(header, index.pcodec, index.entries, tuple(starts), data.data)
+    return Delta(header, index.pcodec, index.entries, tuple(starts), data.data, schemes)
 
 
 def _header(metadata: dict[str, str]) -> DeltaHeader:
@@ -178,22 +217,57 @@ def _index(packed: Array) -> _Index:
         raise WeightsRefused(f"delta: its index cannot be read: {str(error)[:100]}") from error
 
 
-def _require_sound(entry: Entry) -> None:
+def _schemes(index: _Index) -> dict[str, Scheme]:
+    found = {scheme.dtype: scheme for scheme in index.schemes}
+    for scheme in index.schemes:
+        edges = scheme.edges
+        sound = (
+            scheme.dtype in FLOATS
+            and 0 < len(edges) <= MAX_EDGES
+            and all(low < high for low, high in pairwise((0, *edges)))
+            and edges[-1] < 1 << (8 * SIZES[scheme.dtype] - 1)
+            and len(scheme.gaps) == len(scheme.values) == len(edges) + 1
+        )
+        if not sound or len(found) < len(index.schemes):
+            raise WeightsRefused(f"delta: the index's classes of dtype {scheme.dtype[:100]!r} are malformed")
+    return found
+
+
+def _require_sound(entry: Entry, schemes: dict[str, Scheme]) -> None:
     """One entry agrees with itself."""
     size = entry.size
-    page = WHOLE_PAGE if entry.whole else PAGE
     sound = (
         entry.dtype in SIZES
         and len(entry.shape) <= 16
         and size < 1 << 48
         and 0 < entry.changed <= size
-        and len(entry.values) == 1 + -(-entry.changed // page)
-        and (entry.whole or len(entry.gaps) == len(entry.values))
-        and (not entry.whole or entry.changed == size)
+        and (_are_parts_sound(entry, schemes) if entry.parts else _are_pages_sound(entry))
         and len(entry.check) == (CHECK_BYTES if entry.whole else 0)
     )
     if not sound:
         raise WeightsRefused(f"delta: the index's entry of tensor {entry.name[:100]!r} is malformed")
+
+
+def _are_pages_sound(entry: Entry) -> bool:
+    page = WHOLE_PAGE if entry.whole else PAGE
+    return (
+        len(entry.values) == 1 + -(-entry.changed // page)
+        and (entry.whole or len(entry.gaps) == len(entry.values))
+        and (not entry.whole or entry.changed == entry.size)
+    )
+
+
+def _are_parts_sound(entry: Entry, schemes: dict[str, Scheme]) -> bool:
+    scheme = schemes.get(entry.dtype)
+    return (
+        scheme is not None
+        and not entry.gaps
+        and not entry.values
+        and len(entry.parts) == len(scheme.edges) + 1
+        and all(len(p.gaps) == len(p.values) == -(-p.changed // PAGE) for p in entry.parts)
+        and sum(p.changed for p in entry.parts) == entry.changed
+        and entry.size < 1 << 32
+    )
 
 
 def _require_counts(header: DeltaHeader, entries: tuple[Entry, ...]) -> None:

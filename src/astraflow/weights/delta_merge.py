@@ -29,7 +29,7 @@ class _Source(NamedTuple):
 
     @property
     def streams(self) -> Streams:
-        return Streams(self.entry, self.delta.pcodec, self.delta.data, self.delta.starts[self.at])
+        return Streams(self.delta, self.at)
 
 
 class _Pair(NamedTuple):
@@ -44,6 +44,8 @@ def merge_entries(first: Delta, second: Delta, limit_bytes: int, run: Map) -> li
     """Entries with their streams, by name. Raises WeightsRefused."""
     if first.pcodec != second.pcodec:
         raise WeightsRefused("delta: the two were written by different versions of pcodec and cannot be merged")
+    if first.schemes or second.schemes:
+        raise WeightsRefused("delta: what compact_delta made cannot be merged; merge what it was made of")
     pairs = _pairs(first, second)
     needs = sum(_needs(pair) for pair in pairs)
     if needs > limit_bytes:
@@ -91,8 +93,7 @@ def _merge(pair: _Pair) -> Packed | None:
 def _copy(names: tuple[str, ...], source: _Source) -> Packed:
     """The streams as they are."""
     delta, entry, at = source.delta, source.entry, source.delta.starts[source.at]
-    size = sum(entry.gaps) + sum(entry.values)
-    return _named(entry, names), [bytes(delta.data[at : at + size])]
+    return _named(entry, names), [bytes(delta.data[at : at + entry.stream_bytes])]
 
 
 def _rewrite(names: tuple[str, ...], one: _Source, two: _Source) -> Packed:

@@ -15,16 +15,13 @@ from pcodec import ChunkConfig, DeltaSpec, ModeSpec, PagingSpec, wrapped
 
 from astraflow.errors import WeightsRefused
 from astraflow.types import Array
-from astraflow.weights.delta_file import PAGE, WHOLE_PAGE, Entry
+from astraflow.weights.delta_file import PAGE, WHOLE_PAGE, Delta
 from astraflow.weights.tensors import SIZES
 
 BLOCK = 1 << 18
 """Elements compared at once: what fits into a core's cache."""
 WHOLE_SHARE = 3
 """A tensor of which more than one in so many elements changed travels whole."""
-
-
-_RAMP = np.arange(PAGE)
 
 
 class Changes(NamedTuple):
@@ -81,68 +78,96 @@ def to_positions(gaps: Array) -> Array:
 
 def pack_stream(numbers: Array, *, page: int) -> list[bytes]:
     """pcodec metadata, then pages of ``page`` numbers each; these are plain integers, nothing else is tried."""
-    sizes = [min(page, len(numbers) - at) for at in range(0, len(numbers), page)]
+    meta, (pages,) = pack_streams([numbers], page=page)
+    return [meta, *pages]
+
+
+def pack_streams(arrays: Sequence[Array], *, page: int) -> tuple[bytes, list[list[bytes]]]:
+    """The same of several, one after the other, with the metadata once: it, and the pages of each."""
+    counts = [[min(page, len(each) - at) for at in range(0, len(each), page)] for each in arrays]
     config = ChunkConfig(
         mode_spec=ModeSpec.classic(),
         delta_spec=DeltaSpec.no_op(),
-        paging_spec=PagingSpec.exact_page_sizes(sizes),
+        paging_spec=PagingSpec.exact_page_sizes([count for each in counts for count in each]),
         enable_8_bit=True,
     )
-    packed = wrapped.FileCompressor().chunk_compressor(np.ascontiguousarray(numbers), config)
-    return [packed.write_meta(), *(packed.write_page(index) for index in range(len(sizes)))]
+    numbers = np.concatenate(arrays) if len(arrays) > 1 else np.ascontiguousarray(arrays[0])
+    packed = wrapped.FileCompressor().chunk_compressor(numbers, config)
+    number = iter(range(sum(map(len, counts))))
+    return packed.write_meta(), [[packed.write_page(next(number)) for _ in each] for each in counts]
 
 
 class Streams:
     """Reads one entry's streams page by page. Malformed bytes raise WeightsRefused, whatever pcodec makes of them."""
 
-    def __init__(self, entry: Entry, pcodec: bytes, data: memoryview, start: int) -> None:
-        self.entry = entry
-        self._width = SIZES[entry.dtype]
-        self._pcodec = pcodec
-        self._data = data
-        self._start = start
+    def __init__(self, delta: Delta, number: int) -> None:
+        """``number``: of the entry."""
+        self.entry = delta.entries[number]
+        self.scheme = delta.schemes.get(self.entry.dtype)
+        self._width = SIZES[self.entry.dtype]
+        self._pcodec = delta.pcodec
+        self._data = delta.data
+        self._start = delta.starts[number]
 
     def changes(self, *, stop: int | None = None) -> Iterator[tuple[Array, Array]]:
         """(positions int64, differences as unsigned bits) of each page up to page ``stop``; valid until the next."""
         entry = self.entry
-        last = -1
-        buffer = np.empty(min(PAGE, entry.changed), np.int64)
         middle = self._start + sum(entry.gaps)
-        gaps = self._numbers(self._start, entry.gaps, _gap_type(entry.size), PAGE, stop)
-        values = self._numbers(middle, entry.values, _signed(self._width), PAGE, stop)
-        for gap, value in zip(gaps, values, strict=True):
-            if int(gap.max()) >= entry.size:  # also keeps the sum below from wrapping around
-                raise WeightsRefused(f"delta: a position of tensor {entry.name[:100]} is outside of it")
-            positions = np.cumsum(gap, out=buffer[: len(gap)])
-            positions += _RAMP[: len(gap)]
-            positions += last + 1
-            last = int(positions[-1])
-            if last >= entry.size:
-                raise WeightsRefused(f"delta: a position of tensor {entry.name[:100]} is outside of it")
-            yield positions, value.view(_unsigned(self._width))
+        gaps = self._pages(self._start, entry.gaps, _gap_type(entry.size), stop)
+        return self._changes(entry.changed, gaps, self._pages(middle, entry.values, _signed(self._width), stop))
+
+    def part(self, number: int) -> Iterator[tuple[Array, Array]]:
+        """The same of one class of an entry that has classes; positions are counted among its members."""
+        assert self.scheme is not None, "checked by parse"
+        at = self._start + sum(sum(part.gaps) + sum(part.values) for part in self.entry.parts[:number])
+        part, scheme = self.entry.parts[number], self.scheme
+        if not part.changed:
+            return iter(())
+        gaps = self._numbers(scheme.gaps[number], at, part.gaps, _gap_type(self.entry.size), PAGE, part.changed)
+        at += sum(part.gaps)
+        values = self._numbers(scheme.values[number], at, part.values, _signed(self._width), PAGE, part.changed)
+        return self._changes(part.changed, gaps, values)
 
     def bits(self) -> Iterator[Array]:
         """Pages of a tensor that travels whole; valid until the next."""
-        return self._numbers(self._start, self.entry.values, _unsigned(self._width), WHOLE_PAGE, None)
+        return self._pages(self._start, self.entry.values, _unsigned(self._width), None, WHOLE_PAGE)
 
-    def _numbers(
-        self, at: int, sizes: Sequence[int], dtype: np.dtype[Any], page: int, stop: int | None
+    def _changes(self, count: int, gaps: Iterator[Array], values: Iterator[Array]) -> Iterator[tuple[Array, Array]]:
+        size = self.entry.size
+        last = -1
+        buffer = np.empty(min(PAGE, count), np.int64)
+        for gap, value in zip(gaps, values, strict=True):
+            if gap.itemsize == 8 and int(gap.max()) >= size:  # keeps the sum below from wrapping around
+                raise WeightsRefused(f"delta: a position of tensor {self.entry.name[:100]} is outside of it")
+            positions = buffer[: len(gap)]
+            np.add(gap, 1, out=positions, dtype=np.int64, casting="unsafe")
+            positions[0] += last
+            np.cumsum(positions, out=positions)
+            last = int(positions[-1])
+            if last >= size:
+                raise WeightsRefused(f"delta: a position of tensor {self.entry.name[:100]} is outside of it")
+            yield positions, value.view(_unsigned(self._width))
+
+    def _pages(
+        self, at: int, sizes: Sequence[int], dtype: np.dtype[Any], stop: int | None, page: int = PAGE
     ) -> Iterator[Array]:
         """``sizes``: bytes of the metadata at ``at``, then of each page."""
-        left = self.entry.changed
+        meta, pages = bytes(self._data[at : at + sizes[0]]), sizes[1:] if stop is None else sizes[1 : 1 + stop]
+        return self._numbers(meta, at + sizes[0], pages, dtype, page, self.entry.changed)
+
+    def _numbers(
+        self, meta: bytes, at: int, sizes: Sequence[int], dtype: np.dtype[Any], page: int, left: int
+    ) -> Iterator[Array]:
+        """``sizes``: bytes of each page from ``at`` on; ``left``: numbers from there on."""
         buffer = np.empty(min(page, -(-left // 256) * 256), dtype)
-        stream = None
-        for number, size in enumerate(sizes):
-            if stop is not None and number > stop:
-                return
+        with self._pcodec_errors():
+            files, _ = wrapped.FileDecompressor.new(self._pcodec)
+            stream, _ = files.chunk_decompressor(meta, f"{dtype.kind}{8 * dtype.itemsize}")
+        for size in sizes:
             part = bytes(self._data[at : at + size])
             at += size
             count = min(page, left)
             with self._pcodec_errors():
-                if stream is None:
-                    files, _ = wrapped.FileDecompressor.new(self._pcodec)
-                    stream, _ = files.chunk_decompressor(part, f"{dtype.kind}{8 * dtype.itemsize}")
-                    continue
                 progress, read = stream.read_page_into(part, count, buffer)
             if progress.n_processed != count or read != len(part):
                 raise WeightsRefused(f"delta: a page of tensor {self.entry.name[:100]} is not what the index says")

@@ -8,7 +8,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +19,7 @@ import xxhash
 
 from astraflow.errors import DigestMismatch, FullTransferNeeded, WeightsRefused
 from astraflow.types import Array
+from astraflow.weights.delta_classes import Operation, inverses, operations
 from astraflow.weights.delta_file import Delta, Entry
 from astraflow.weights.delta_streams import Streams
 from astraflow.weights.digest import QUICK, TensorDigest, combine, quick_tensor
@@ -24,6 +28,8 @@ from astraflow.weights.tensors import SIZES, Tensor
 Each = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
 """Calls for every item, perhaps at once; returns or raises when none of them runs any more."""
 
+UNDO_ATTEMPTS = 3
+
 
 class _Part(NamedTuple):
     entry: Entry
@@ -31,6 +37,20 @@ class _Part(NamedTuple):
     targets: tuple[Array, ...]
     """The bits of each tensor of this name or an alias; memory that is shared once."""
     tensors: tuple[Tensor, ...]
+
+    def operations(self) -> Iterator[Operation]:
+        return operations(self.streams, self.targets) if self.entry.parts else self._plain()
+
+    def inverses(self, done: int) -> Iterator[Operation]:
+        if self.entry.parts:
+            return inverses(self.streams, self.targets, done)
+        return islice(self._plain(stop=-(-done // len(self.targets))), done)
+
+    def _plain(self, *, stop: int | None = None) -> Iterator[Operation]:
+        """One for each page and target."""
+        for positions, differences in self.streams.changes(stop=stop):
+            for target in self.targets:
+                yield Operation(target, positions, differences)
 
 
 class Write:
@@ -42,12 +62,11 @@ class Write:
         self._tensors = tensors
         tied = _tied(tensors)
         self._parts = [
-            _part(entry, Streams(entry, delta.pcodec, delta.data, start), tensors, tied)
-            for entry, start in zip(delta.entries, delta.starts, strict=True)
+            _part(entry, Streams(delta, number), tensors, tied) for number, entry in enumerate(delta.entries)
         ]
         self._parts.sort(key=lambda part: -part.entry.size)
         self._done: dict[str, int] = {}
-        """Pages of differences that were added, by name."""
+        """Operations that were run, by name."""
 
     def run(self, each: Each, digests: Mapping[str, TensorDigest]) -> None:
         """``digests``: ``quick_tensor`` of every tensor, which are the delta's base."""
@@ -58,17 +77,23 @@ class Write:
             changed = [digest for found in each(self._add, parts) for digest in found]
             self._require_target({**digests, **{digest.name: digest for digest in changed}})
         except BaseException:
-            for part in parts:
-                _take_back(part, self._done.get(part.entry.name, 0))
+            begun = [(part, self._done[part.entry.name]) for part in parts if self._done.get(part.entry.name)]
+            lost = [part.entry.name for part, done in begun if not _take_back(part, done)]
+            if lost:
+                raise MemoryError(
+                    f"delta: there is no memory to take back what was changed of {len(lost)} tensors, {lost[0][:100]} "
+                    "for one: these weights are neither base nor target now, drop them and make a full transfer"
+                ) from None
             raise
         each(_replace, wholes)
 
     def _add(self, part: _Part) -> list[TensorDigest]:
         """One tensor: its differences, and what it is then, while it is in the cache."""
-        for page, (positions, differences) in enumerate(part.streams.changes()):
-            for number, target in enumerate(part.targets):
-                target[positions] += differences
-                self._done[part.entry.name] = page * len(part.targets) + number + 1
+        name = part.entry.name
+        self._done[name] = 0
+        for operation in part.operations():
+            operation.run()
+            self._done[name] += 1
         return [quick_tensor(tensor) for tensor in part.tensors]
 
     def _require_target(self, found: dict[str, TensorDigest]) -> None:
@@ -128,12 +153,19 @@ def _check(part: _Part) -> None:
         raise WeightsRefused(f"delta: tensor {part.entry.name[:100]} is not what its checksum says")
 
 
-def _take_back(part: _Part, done: int) -> None:
-    """``done``: additions, one per page and target."""
-    whole_pages, more = divmod(done, len(part.targets))
-    for page, (positions, differences) in enumerate(part.streams.changes(stop=whole_pages + bool(more))):
-        for target in part.targets if page < whole_pages else part.targets[:more]:
-            target[positions] -= differences
+def _take_back(part: _Part, done: int) -> bool:
+    """``done``: of its operations, at least one, so that what they took has been decoded before.
+
+    Goes on where it was when memory runs out: by now nothing else decodes. False: it ran out again and again."""
+    undone = 0
+    for _ in range(UNDO_ATTEMPTS):
+        with suppress(MemoryError):
+            for operation in islice(part.inverses(done), undone, None):
+                operation.undo()
+                undone += 1
+            return True
+        gc.collect()
+    return False
 
 
 def _replace(part: _Part) -> None:

@@ -59,3 +59,14 @@ def same(one: Weights, two: Weights) -> bool:
 def _bits(array: Any) -> tuple[Any, ...]:
     tensor = array if isinstance(array, Tensor) else of_array("", array)
     return (tensor.dtype, tensor.shape, tensor.data.tobytes())
+
+
+def moved(size: int, *, lr: float = 3e-6, seed: int = 0) -> tuple[Weights, Weights]:
+    """Two bf16 tensors before and after each element moved by about ``lr``: the small ones change more often."""
+    rng = np.random.default_rng(seed)
+    base, new = {}, {}
+    for name in ("a", "b"):
+        masters = rng.normal(size=size) * 0.05
+        base[name] = of_array(name, bf16(masters), dtype="BF16")
+        new[name] = of_array(name, bf16(masters + rng.normal(size=size) * lr), dtype="BF16")
+    return base, new

@@ -7,12 +7,14 @@ import gc
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from astraflow.errors import ConfigError, StorageFull
 from astraflow.types import Manifest, WeightFile
 from astraflow.weights.chain import Chain
 from astraflow.weights.delta import apply_delta, read_header
+from astraflow.weights.delta_file import parse
 from astraflow.weights.digest import digest_tensors
 from astraflow.weights.plan import plan_path
 from astraflow.weights.settings import WeightSettings
@@ -189,11 +191,40 @@ def test_the_folder_goes_with_the_process(tmp_path: Path) -> None:
         trainer = Trainer(DirStore(tmp_path / "store"), tmp_path, keep=2)
         await some(trainer, 6)
         names = sorted(path.name for path in (tmp_path / "chain-1").iterdir())
-        assert len(names) <= 4, names  # the last weights and the deltas of two steps
+        assert sum(name.startswith("weights") for name in names) == 1, names
+        deltas = {name.removeprefix("delta-") for name in names if name.startswith("delta-")}
+        assert len(deltas) <= 3, names  # those of two steps, and both merged
+        assert deltas == {name.removeprefix("plain-") for name in names if name.startswith("plain-")}
 
     asyncio.run(main())
     gc.collect()
     assert not (tmp_path / "chain-1").exists()
+
+
+def test_what_travels_is_compact_and_merged_of_what_is_not(tmp_path: Path) -> None:
+    """Steps of which small weights change more often: every link, merged ones too, has classes and leads on."""
+
+    async def main() -> None:
+        store = DirStore(tmp_path / "store")
+        trainer = Trainer(store, tmp_path, keep=8)
+        rng = np.random.default_rng(0)
+        masters = rng.normal(size=200_000) * 0.1
+        states, made = [], []
+        for _ in range(5):
+            trainer.weights = {"w": masters.astype(np.float16)}
+            trainer.version += 1
+            made.append(await trainer.publish())
+            states.append(trainer.weights)
+            masters = masters + 4e-7 * rng.normal(size=len(masters))
+        at = {digest_tensors(state): state for state in states}
+        assert len(made[-1].deltas) > 5
+        for link in made[-1].deltas:
+            path = store.path(link.file.sha256)
+            assert path is not None and parse(path.read_bytes()).schemes
+            apply_delta(held := copy(at[link.base_digest]), path.read_bytes())
+            assert same(held, at[link.digest])
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize(("name", "value"), [("keep", 0), ("keep", 257), ("anchor_every", 0)])
