@@ -103,6 +103,8 @@ class PolicyRoom:
     steps_left: int
     replayed_groups: int = 0
     """Of the next batch's groups, how many will be replayed: fresh ones are needed for the others only."""
+    overtaken_groups: int = 0
+    """Of the open ones: a whole batch of groups that were opened later has closed before them."""
 
 
 @runtime_checkable

@@ -13,8 +13,9 @@ class BoundedStaleness:
     """As long as any trainable policy has room: the hungriest one sets the pace, what others cannot use is surplus.
 
     A policy has room while fewer than (max_staleness + 1) × groups_per_batch groups are alive for it (open, kept or in
-    a batch), and never more than its steps left need. Proof that a group then need not go stale: at most that many are
-    served before it, the last of them ``max_staleness`` steps after it was opened.
+    a batch), and no more than its steps left need, not counting those that were overtaken: the end of a run does not
+    wait for its slowest episodes. Proof that a group then need not go stale: at most that many are served before it,
+    the last of them ``max_staleness`` steps after it was opened.
     """
 
     ahead: int | None = None
@@ -56,10 +57,11 @@ class OnPolicy:
 
 
 def has_room(room: PolicyRoom, *, ahead: int | None = None) -> bool:
-    """One inequality: alive groups below what can be served before it goes stale and before the run ends."""
+    """Alive groups below what can be served before it goes stale, and those to count on below what the run needs."""
     alive = room.open_groups + room.kept_groups + room.batched_groups
     batches = room.max_staleness if ahead is None else min(ahead, room.max_staleness)
-    return alive < min(batches + 1, room.steps_left) * (room.groups_per_batch - room.replayed_groups)
+    fresh = room.groups_per_batch - room.replayed_groups
+    return alive < (batches + 1) * fresh and alive - room.overtaken_groups < room.steps_left * fresh
 
 
 def _check_ahead(ahead: int | None) -> None:

@@ -268,6 +268,15 @@ class Groups:
         what = f"{type(select).__name__}.share for policy {policy}"
         return asked(what, partial(select.share, self.stored(policy), need=need))
 
+    def _overtaken(self, policy: str) -> int:
+        """Open groups behind which a whole batch of younger ones has closed."""
+        return self._store.number(
+            "SELECT COUNT(*) FROM group_policy WHERE policy = ? AND state = 'open' AND group_id < "
+            "(SELECT id FROM groups WHERE arrival IS NOT NULL AND purpose = 'train' ORDER BY id DESC LIMIT 1 OFFSET ?)",
+            policy,
+            self._policies.specs[policy].groups_per_batch - 1,
+        )
+
     def oldest_open(self, policy: str) -> int | None:
         row = self._store.one(
             "SELECT MIN(group_id) FROM group_policy WHERE policy = ? AND state IN ('open', 'ready')", policy
@@ -292,6 +301,7 @@ class Groups:
                 kept_groups=alive.get((policy, "kept"), 0),
                 batched_groups=alive.get((policy, "batched"), 0),
                 replayed_groups=self._replayed(policy),
+                overtaken_groups=self._overtaken(policy),
                 steps_left=max(0, self._policies.steps[policy] - self._policies.versions[policy]),
             )
             for policy in self._policies.trainable

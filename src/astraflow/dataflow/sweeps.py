@@ -6,6 +6,9 @@ from astraflow.dataflow.components import ROLLOUT
 from astraflow.dataflow.ledger import Ledger
 from astraflow.types import FailureKind
 
+LATELY = 32
+"""Groups that closed last: what they took is expected of those that are open."""
+
 
 def sweep(ledger: Ledger, now: float) -> bool:
     """Sweep dead components, expired leases and time limits; True if an episode became pending or a group ready."""
@@ -34,8 +37,9 @@ def goodbye(ledger: Ledger, now: float, component: str, name: str) -> bool:
 def cancel_hopeless(ledger: Ledger, now: float) -> int:
     """Optimisation: end open groups of which nothing could be trained any more, whatever comes of them.
 
-    All their episodes were begun by versions that are now too old for every trainable policy. The guarantee is the
-    sweep at the cut; this only saves the work.
+    All their episodes were begun by versions that are now too old for every trainable policy, also where a policy
+    speaks as long after the beginning as it did of late. The guarantee is the sweep at the cut; this only saves the
+    work.
     """
     bounds = {
         policy: ledger.policies.versions[policy] - ledger.policies.specs[policy].max_staleness
@@ -43,7 +47,7 @@ def cancel_hopeless(ledger: Ledger, now: float) -> int:
     }
     if all(bound <= 0 for bound in bounds.values()):
         return 0
-    cancelled = 0
+    old: dict[int, dict[str, int]] = {}
     for (group,) in ledger.store.all(
         "SELECT id FROM groups g WHERE state = 'open' AND purpose = 'train' AND supervised = 0 AND NOT EXISTS "
         "(SELECT 1 FROM episodes e WHERE e.group_id = g.id AND e.state = 'pending')"
@@ -53,11 +57,34 @@ def cancel_hopeless(ledger: Ledger, now: float) -> int:
             "WHERE e.group_id = ? AND e.state <> 'given_up' GROUP BY j.key",
             group,
         )
-        newest: dict[str, int] = dict(begun)
-        if newest and all(newest.get(policy, bound) < bound for policy, bound in bounds.items()):
-            _cancel(ledger, now, group)
-            cancelled += 1
-    return cancelled
+        if begun and _all_older(dict(begun), bounds):
+            old[group] = dict(begun)
+    if not old:
+        return 0
+    bounds = {policy: bound - _lag(ledger, policy) for policy, bound in bounds.items()}
+    hopeless = [group for group, newest in old.items() if _all_older(newest, bounds)]
+    for group in hopeless:
+        _cancel(ledger, now, group)
+    return len(hopeless)
+
+
+def _all_older(newest: dict[str, int], bounds: dict[str, int]) -> bool:
+    return all(newest.get(policy, bound) < bound for policy, bound in bounds.items())
+
+
+def _lag(ledger: Ledger, policy: str) -> int:
+    """Versions between the lease of a group and what it was sampled by, the most of those that closed last: who speaks
+    after a slow tool speaks by newer weights."""
+    return max(
+        0,
+        ledger.store.number(
+            "SELECT MAX(p.fresh_version - (SELECT MAX(j.value) FROM episodes e, json_each(e.leased_versions) j "
+            "WHERE e.group_id = p.group_id AND j.key = p.policy)) FROM (SELECT group_id, policy, fresh_version "
+            "FROM group_policy WHERE policy = ? AND fresh_version IS NOT NULL ORDER BY group_id DESC LIMIT ?) p",
+            policy,
+            LATELY,
+        ),
+    )
 
 
 def _cancel(ledger: Ledger, now: float, group: int) -> None:

@@ -45,6 +45,17 @@ def test_alive_groups_are_what_the_bound_and_the_steps_left_can_use(rooms, answe
     assert AllHaveRoom().may_admit({"m0": rooms}) is answer
 
 
+def test_at_the_end_an_overtaken_group_is_not_counted_on_and_the_bound_holds_all_the_same():
+    last = room(4, steps_left=1, max_staleness=2)
+    assert not BoundedStaleness().may_admit({"m0": last})
+    assert BoundedStaleness().may_admit({"m0": replace(last, overtaken_groups=1)})
+    assert not BoundedStaleness().may_admit({"m0": replace(last, open_groups=5, overtaken_groups=1)})
+    assert not BoundedStaleness().may_admit({"m0": replace(last, open_groups=12, overtaken_groups=12)})
+    assert not BoundedStaleness().may_admit({"m0": replace(last, steps_left=0, overtaken_groups=4)})
+    on_policy = room(4, steps_left=1, max_staleness=0)
+    assert not BoundedStaleness().may_admit({"m0": replace(on_policy, overtaken_groups=4)})
+
+
 def test_ahead_narrows_and_never_widens():
     assert not BoundedStaleness(ahead=0).may_admit({"m0": room(4)})
     assert BoundedStaleness(ahead=5).may_admit({"m0": room(7)})
