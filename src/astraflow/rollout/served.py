@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from astraflow.engines.base import Engine
 from astraflow.errors import AstraFlowError, EngineFailed
@@ -16,6 +16,7 @@ from astraflow.types import Manifest
 from astraflow.wire.messages import ManifestRequest, RelayPlace
 from astraflow.wire.protocol import Dataflow
 
+LONGEST_PAUSE = "weights/longest_pause_s"
 Load = Callable[[Manifest, Sequence[Path]], Awaitable[None]]
 
 
@@ -114,20 +115,20 @@ class ServedPolicy:
 
     async def hold(self, version: int, dataflow: Dataflow, *, deadline_s: float) -> None:
         """Make the engine hold a version. Raises EngineFailed if it cannot be had here."""
-        if self._holds(version):
-            return
         try:
             manifest = await dataflow.manifest(ManifestRequest(policy=self.policy, version=version))
+            if self._holds(manifest):
+                return
             loaded = self.subscriber.loaded
             if loaded is None or loaded.serial < manifest.serial:
                 self.subscriber.offer(manifest)
                 await self.subscriber.until_loaded(manifest.serial, deadline_s=deadline_s)
-            if not self._holds(version) and self.engine.info().versions_held > 1:
+            if not self._holds(manifest) and self.engine.info().versions_held > 1:
                 with self.subscriber.cache.kept(manifest):  # the newest may be loaded, and the cache trimmed, meanwhile
                     await self._load(manifest, await self.subscriber.cache.fetch(manifest))
         except (AstraFlowError, OSError) as error:
             raise EngineFailed(f"{self.policy}: version {version} cannot be loaded here: {error}") from error
-        if not self._holds(version):
+        if not self._holds(manifest):
             info = self.engine.info()
             raise EngineFailed(
                 f"{self.policy}: version {version} is not held; the engine has room for {info.versions_held} "
@@ -140,7 +141,9 @@ class ServedPolicy:
         if wanted is None or error is None:
             return None
         behind = 0 if loaded is None else wanted.version - loaded.version
-        out = loaded is None or (self._max_staleness is not None and behind > self._max_staleness)
+        # What it took instead may have been found to be wrong: it then holds neither.
+        lost = loaded is not None and self.engine.info().digests.get(loaded.version) != loaded.digest
+        out = loaded is None or lost or (self._max_staleness is not None and behind > self._max_staleness)
         return Trouble(why=error, out=out)
 
     async def until_fit(self, *, deadline_s: float) -> None:
@@ -150,28 +153,42 @@ class ServedPolicy:
         serial = loaded.serial + 1 if loaded is not None and out else 0
         await self.subscriber.until_loaded(serial, deadline_s=deadline_s)
 
-    def _holds(self, version: int) -> bool:
-        return version in self.engine.info().versions
+    def _holds(self, manifest: Manifest) -> bool:
+        """By digest: after a rollback another version has the same number."""
+        return self.engine.info().digests.get(manifest.version) == manifest.digest
 
     async def _load(self, manifest: Manifest, files: Sequence[Path]) -> None:
         """One at a time: the newest and a pinned version must not race for the same room."""
         async with self._loading:
             if self.engine.info().versions_held == 1:
-                await self._until_unpinned(manifest.version)
-            if self.engine.info().digests.get(manifest.version) != manifest.digest:
+                await self._until_unpinned(manifest)
+            if not self._holds(manifest):
                 began = asyncio.get_running_loop().time()
                 await self.engine.load(manifest, list(files))
                 self.load_s += asyncio.get_running_loop().time() - began
 
-    async def _until_unpinned(self, version: int) -> None:
+    async def _until_unpinned(self, manifest: Manifest) -> None:
         """A bounded wait: after it the update is loaded all the same, and pinned requests fail by name."""
         try:
             async with asyncio.timeout(self._pin_wait_s):
-                while any(pin != version and self._holds(pin) for pin in self._pins):
+                while any(held != manifest.digest for held in self._pinned_digests()):
                     self._unpinned.clear()
                     await self._unpinned.wait()
         except TimeoutError:
             return
+
+    def _pinned_digests(self) -> list[str]:
+        """Of the weights in the engine that a lease names."""
+        held = self.engine.info().digests
+        return [held[version] for version in self._pins if version in held]
+
+
+@runtime_checkable
+class Counts(Protocol):
+    """What an engine may offer beside."""
+
+    def metrics(self) -> dict[str, float]:
+        """Of how it took weights, for the report."""
 
 
 def watch_weights(activity: Activity, policies: Mapping[str, ServedPolicy]) -> None:
@@ -197,6 +214,9 @@ def _metrics(policies: Mapping[str, ServedPolicy]) -> dict[str, float]:
     """How weights came, of all policies together."""
     found: dict[str, float] = {}
     for policy in policies.values():
-        for name, value in {**policy.subscriber.metrics(), "weights/load_s": policy.load_s}.items():
-            found[name] = found.get(name, 0.0) + value
+        own = policy.engine.metrics() if isinstance(policy.engine, Counts) else {}
+        load_s = policy.load_s - own.get("weights/attest_s", 0.0)
+        for name, value in {**policy.subscriber.metrics(), **own, "weights/load_s": load_s}.items():
+            before = found.get(name, 0.0)
+            found[name] = max(before, value) if name == LONGEST_PAUSE else before + value
     return found

@@ -1,4 +1,7 @@
-"""Version 0 of every policy, trained or frozen: from the recipe's model folders into the run's store. No torch."""
+"""Version 0 of every policy, trained or frozen: from the recipe's model folders into the run's store.
+
+No torch, unless a canary is asked for.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from astraflow.clock import SystemClock
+from astraflow.run.canary import canary_of
 from astraflow.run.layout import RunFolder, write_json
 from astraflow.run.recipe import Recipe
 from astraflow.run.stores import claim_store
@@ -38,6 +42,9 @@ async def publish_initial(
                 for store in stores:
                     await store.put(path, may_link=False)
             known[folder] = manifest_of_folder(folder, name)
+            if recipe.weights.canary:
+                canary = canary_of(folder)(weight_files_in(folder), known[folder].digest)
+                known[folder] = msgspec.structs.replace(known[folder], canary=canary)
         manifests[name] = msgspec.structs.replace(known[folder], policy=name, serial=int(SystemClock().wall()))
     write_json(run.initial, msgspec.to_builtins(manifests))
     return manifests

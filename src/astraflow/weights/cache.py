@@ -13,6 +13,7 @@ import contextlib
 import logging
 import os
 import shutil
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -49,6 +50,8 @@ class Cache:
         self._in_use: Counter[str] = Counter()
         self._lock = asyncio.Lock()
         self.downloaded_bytes = 0
+        self.decode_s = 0.0
+        """In which deltas were made into weights."""
         self.counts = {"full": 0, "delta": 0, "fallback": 0}
         """How versions came; and how often a way by deltas failed."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -116,6 +119,7 @@ class Cache:
                 await self._store.get(delta.file, path)
                 self.downloaded_bytes += delta.file.size_bytes
             paths.append(path)
+        began = time.monotonic()
         try:
             files = await asyncio.to_thread(rebuild, base, paths, place)
             await asyncio.to_thread(_require_digest, manifest, files)
@@ -123,6 +127,7 @@ class Cache:
             await asyncio.to_thread(shutil.rmtree, place, ignore_errors=True)
             raise
         finally:
+            self.decode_s += time.monotonic() - began
             await asyncio.to_thread(shutil.rmtree, pulled, ignore_errors=True)
         self._held[manifest.digest] = files
         return files

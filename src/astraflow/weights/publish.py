@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from astraflow.errors import BadRequest
 from astraflow.observe.points import reach
-from astraflow.types import Manifest, WeightFile
+from astraflow.types import Canary, Manifest, WeightFile
 from astraflow.weights.chain import Chain
 from astraflow.weights.digest import digest_files
 from astraflow.weights.store import WeightStore, weight_file_of
@@ -21,14 +21,21 @@ class Publisher:
     """Publishes one policy. Publishing is a write to the store; only ``commit`` makes it the current version."""
 
     def __init__(
-        self, store: WeightStore, policy: str, *, chain: Chain | None = None, initial: Sequence[Path] = ()
+        self,
+        store: WeightStore,
+        policy: str,
+        *,
+        chain: Chain | None = None,
+        initial: Sequence[Path] = (),
+        canary: Callable[[Sequence[Path], str], Canary] | None = None,
     ) -> None:
         """``chain``: publish deltas where they are smaller; None: always everything. ``initial``: files of version 0,
-        which the launcher has published."""
+        which the launcher has published. ``canary``: makes that of files with a digest; None: versions have none."""
         self._store = store
         self.policy = require_name(policy, "policy")
         self._chain = chain
         self._initial = tuple(initial)
+        self._canary = canary
         self._newest: Manifest | None = None
 
     async def publish(
@@ -48,8 +55,12 @@ class Publisher:
         """
         if not files:
             raise BadRequest(f"version {version} of {self.policy} has no files to publish")
+        canary = None
+        if self._canary is not None and base_digest is None:
+            canary = await asyncio.to_thread(self._canary, files, digest)
         if self._chain is not None and base_digest is None:
-            return await self._publish(self._chain, version, files, digest, trainer_epoch, may_link=may_link)
+            found = await self._publish(self._chain, version, files, digest, trainer_epoch, may_link=may_link)
+            return msgspec.structs.replace(found, canary=canary)
         stored = tuple([await self._store.put(path, may_link=may_link) for path in files])
         reach("trainer.in_publish")
         return Manifest(
@@ -59,6 +70,7 @@ class Publisher:
             files=stored,
             base_digest=base_digest,
             trainer_epoch=trainer_epoch,
+            canary=canary,
         )
 
     async def _publish(

@@ -18,6 +18,11 @@ class WeightSettings:
     anchor_every: int = 16
     """Versions between two that are published in full: where newcomers begin."""
 
+    canary: bool = False
+    """With every version travels what it says to a few fixed prompts; a worker asks its engine for the same before the
+    version is served. Finds stale caches, another chat template, and wrong weights where an engine hides its tensors.
+    Costs a trainer a forward pass of these prompts, a worker some decode steps, per version."""
+
     def __post_init__(self) -> None:
         for name, most in (("keep", 256), ("anchor_every", 10_000)):
             if not 1 <= getattr(self, name) <= most:

@@ -16,7 +16,7 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from astraflow.errors import AstraFlowError, DigestMismatch, NotFound, TimedOut
+from astraflow.errors import AstraFlowError, DigestMismatch, NotFound, TimedOut, Unattested
 from astraflow.observe.waits import Wait
 from astraflow.types import Manifest
 from astraflow.weights.cache import Cache
@@ -64,7 +64,8 @@ class Subscriber:
     def metrics(self) -> dict[str, float]:
         """Counters for the report."""
         counts = {**self.cache.counts, "failures": self.counts["failures"], "bytes": self.cache.downloaded_bytes}
-        return {f"weights/{name}": float(count) for name, count in counts.items()}
+        found = {f"weights/{name}": float(count) for name, count in counts.items()}
+        return {**found, "weights/decode_s": self.cache.decode_s}
 
     @property
     def wanted(self) -> Manifest | None:
@@ -137,9 +138,9 @@ class Subscriber:
 
     def _failed(self, manifest: Manifest, error: Exception) -> None:
         self.counts["failures"] += 1
-        words = str(error) if isinstance(error, AstraFlowError) else f"{type(error).__name__}: {error}"
-        self.error = f"{_kind(error)} at v{manifest.version} of {self.policy}: {words}"
-        log.warning("weights_failed policy=%s version=%d: %s", self.policy, manifest.version, words)
+        kind, words = _named(error)
+        self.error = f"{kind} at v{manifest.version} of {self.policy}: {words}"
+        log.warning("weights_failed policy=%s version=%d: %s: %s", self.policy, manifest.version, kind, words)
 
     async def _pause(self, failures: int) -> None:
         """Back-off before the same version again; a newer offer ends it."""
@@ -151,7 +152,11 @@ class Subscriber:
             return
 
 
-def _kind(error: Exception) -> str:
-    """``DigestMismatch`` → ``digest mismatch``; what an engine or a disk raises is named in its words."""
-    known = isinstance(error, AstraFlowError)
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(error).__name__).lower() if known else "load failed"
+def _named(error: Exception) -> tuple[str, str]:
+    """``DigestMismatch`` → ``digest mismatch``, a diagnosis → itself; what a disk raises is named in its words."""
+    if isinstance(error, Unattested):
+        diagnosis, _, seen = str(error).partition(": ")
+        return diagnosis, seen
+    if isinstance(error, AstraFlowError):
+        return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(error).__name__).lower(), str(error)
+    return "load failed", f"{type(error).__name__}: {error}"

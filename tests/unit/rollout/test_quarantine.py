@@ -33,6 +33,7 @@ class NoFiles:
 
     counts: ClassVar[dict[str, int]] = {}
     downloaded_bytes = 0
+    decode_s = 0.0
 
     async def fetch(self, manifest: Manifest) -> Sequence[Path]:
         return []
