@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+from astraflow.engines.attested import AttestedEngine
 from astraflow.engines.base import Engine
 from astraflow.engines.settings import EngineSettings
 from astraflow.engines.torch_engine import TorchEngine
@@ -27,6 +28,7 @@ from astraflow.rollout.served import Load, Relay, ServedPolicy
 from astraflow.rollout.service import RolloutService
 from astraflow.rollout.standstill import SPEAK_S, StandstillWorker
 from astraflow.rollout.template import ChatTemplate
+from astraflow.run.canary import user_says
 from astraflow.run.config import Resolved
 from astraflow.run.logs import configure_logging, incarnation, process_name
 from astraflow.run.recipe import Recipe
@@ -207,7 +209,8 @@ class Crew:
         if added.like not in self._own:
             return RemoteEngine(name, token=engine_token(from_environment())), template
         bound = policy.max_staleness if added.trainable else None
-        engine = self._make_engine(folder, name, policy.engine)
+        inner = self._make_engine(folder, name, policy.engine)
+        engine = AttestedEngine(inner, render=lambda text: user_says(template, text))
         follow = _follower(name, self._store, self._cache / name, folder)
         return ServedPolicy(name, engine, follow, max_staleness=bound), template
 
