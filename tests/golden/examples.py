@@ -39,6 +39,8 @@ TASK = t.Task(
 )
 FILE = t.WeightFile(name="model.safetensors", sha256=DIGEST, size_bytes=2**40)
 DELTA = t.WeightDelta(base_digest="a" * 64, digest=DIGEST, file=FILE)
+PROMPT = t.CanaryPrompt(text="2 + 2?", tokens=(1, 70000), reply=(5, 6), logprobs=(-0.25, -1.5), cold=True)
+CANARY = t.Canary(dtype="float32", prompts=(PROMPT,))
 MANIFEST = t.Manifest(
     policy="p",
     version=7,
@@ -49,6 +51,7 @@ MANIFEST = t.Manifest(
     base_digest="f" * 64,
     serial=9,
     trainer_epoch=2,
+    canary=CANARY,
 )
 ADDED = m.AddedPolicy(name="q", like="p", trainable=False, average_of="p", decay=0.5, since=12)
 LEASE = t.Lease(
@@ -126,6 +129,8 @@ _EXAMPLES: tuple[Record, ...] = (
     TASK,
     FILE,
     DELTA,
+    PROMPT,
+    CANARY,
     MANIFEST,
     LEASE,
     RUN,
