@@ -37,6 +37,8 @@ ON_PURPOSE = "not_chosen"
 ENTROPY_WATCH, ENTROPY_BROKEN = 0.1, 0.01
 """Nats a token. At 0.1 a token's best choice has about 0.98, at 0.01 about 0.999: episodes of a group are then the same
 and no advantage is left."""
+LEFT_OUT_WATCH, LEFT_OUT_BROKEN = 0.5, 0.95
+"""Share of groups that Keep drops for another reason than want of signal: it costs samples first, then everything."""
 STALE_WATCH, STALE_BROKEN = 0.1, 0.5
 """Share of groups that went stale before they were trained."""
 FAILED_WATCH, FAILED_BROKEN = 0.05, 0.5
@@ -67,7 +69,10 @@ class Symptoms:
     """Judged: kept or trained, or dropped for want of signal."""
     flat: Mapping[str, int] = field(default_factory=dict)
     """Of them, those without variance, by where everyone was: ``lowest``, ``highest`` or ``between`` of the rewards
-    that the run has seen, ``alone`` where nobody had anyone to be compared with."""
+    that the run has seen, ``only`` where it has seen a single one, ``alone`` where nobody had anyone to be compared
+    with."""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """Beside ``groups``: dropped by Keep, by reasons that say something of the group and nothing of its signal."""
     stale_groups: int = 0
     """Beside ``groups``: went stale, were never trained."""
     trained_tokens: int = 0
@@ -156,7 +161,8 @@ def _groups(it: Symptoms) -> Finding:
         "lowest": "the tasks are too hard or the grader never accepts: easier tasks, more episodes a group, or a look "
         "at graded answers by 'astraflow trace'",
         "highest": "the tasks are mastered: harder ones, or leave out what is solved",
-        "between": "the reward has one value for everything: look at what the grader returns",
+        "between": "whole groups get one reward: look at what the grader returns",
+        "only": "the reward has one value for everything: look at what the grader returns",
         "alone": "group_size is 1, or all but one episode failed: a group needs two to compare",
     }
     parts = ", ".join(f"{_ALIKE[name]} {count}" for name, count in sorted(it.flat.items()) if count)
@@ -166,6 +172,20 @@ def _groups(it: Symptoms) -> Finding:
         found=f"{share:.0%} of the last {it.groups} without variance" + (f" ({parts})" if parts else ""),
         normal=f"less than {FLAT_WATCH:.0%}; such a group has advantage 0 and is dropped or trains nothing",
         advice=advice.get(where, ""),
+    )
+
+
+def _keep(it: Symptoms) -> Finding:
+    left_out = sum(it.left_out.values())
+    total = it.groups + left_out
+    reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(it.left_out.items(), key=lambda pair: -pair[1]))
+    why = max(it.left_out, key=lambda name: it.left_out[name], default="")
+    return Finding(
+        name="keep",
+        state=_above(left_out / total, LEFT_OUT_WATCH, LEFT_OUT_BROKEN) if total >= FEW_GROUPS else State.UNKNOWN,
+        found=f"{left_out} of the last {total} groups dropped for what they are" + (f" ({reasons})" if reasons else ""),
+        normal=f"less than {LEFT_OUT_WATCH:.0%}",
+        advice=_UNMASK.get(why, f"look at the Keep of the recipe that says {why!r}") if why else "",
     )
 
 
@@ -294,6 +314,7 @@ def _update(it: Symptoms) -> Finding:
 CHECKS: tuple[Callable[[Symptoms], Finding], ...] = (
     _episodes,
     _groups,
+    _keep,
     _steps,
     _gap,
     _coverage,
@@ -308,6 +329,7 @@ _ALIKE = {
     "lowest": "all at the lowest reward",
     "highest": "all at the highest reward",
     "between": "all at one reward in between",
+    "only": "all at the only reward that there ever was",
     "alone": "with nobody to compare",
 }
 _UNMASK = {

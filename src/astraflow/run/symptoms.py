@@ -14,8 +14,10 @@ from astraflow.run.config import read_config
 from astraflow.run.layout import RunFolder
 from astraflow.run.run_db import open_run_db
 
-NO_SIGNAL = ("zero_variance", "no_baseline", "zero_advantage")
-"""Reasons of Keep for want of signal; other drops (surplus, too few survivors) say nothing of the loss."""
+NO_SIGNAL = ("zero_variance", "no_baseline", "zero_advantage", "no_signal")
+"""Reasons of Keep for want of signal, and that of a batch that had none."""
+NOT_JUDGED = ("surplus", "too_few", "not_played", "rolled_back", "non_finite")
+"""Drops that say nothing of the group: of episodes that failed, of the queue, of other groups in the batch."""
 
 
 def symptoms_of(run: RunFolder) -> list[Symptoms]:
@@ -52,6 +54,7 @@ def _symptoms(db: sqlite3.Connection, policy: str, max_staleness: int) -> Sympto
         steps=len(series.get("step/lr", ())),
         groups=groups,
         flat=flat,
+        left_out=_left_out(db, policy),
         stale_groups=stale,
         trained_tokens=trained,
         masked_tokens=masked,
@@ -84,6 +87,18 @@ def _groups(db: sqlite3.Connection, policy: str) -> tuple[int, dict[str, int], i
     return len(rows) - stale, _counted(flat), stale
 
 
+def _left_out(db: sqlite3.Connection, policy: str) -> dict[str, int]:
+    """Groups that Keep dropped otherwise than for want of signal, by reason; of the recent ones that it judged."""
+    unjudged = ", ".join("?" * len(NOT_JUDGED))
+    rows = db.execute(
+        "SELECT p.state, p.reason FROM group_policy p JOIN groups g ON g.id = p.group_id WHERE p.policy = ? AND "
+        "g.purpose = 'train' AND g.supervised = 0 AND p.state IN ('kept', 'batched', 'trained', 'stale', 'dropped') "
+        f"AND COALESCE(p.reason, '') NOT IN ({unjudged}) ORDER BY p.group_id DESC LIMIT ?",
+        (policy, *NOT_JUDGED, RECENT_GROUPS),
+    ).fetchall()
+    return _counted(reason for state, reason in rows if state == "dropped" and reason not in NO_SIGNAL)
+
+
 def _is_flat(reason: str | None, verdict: bytes | None) -> bool:
     """Dropped for it, or kept all the same with advantages that are all 0."""
     return reason in NO_SIGNAL or (bool(verdict) and not np.frombuffer(verdict or b"", np.float32).any())
@@ -94,6 +109,8 @@ def _place(reason: str | None, reward: float | None, lowest: float | None, highe
         return "alone"
     if reward is None or lowest is None or highest is None:
         return "between"
+    if lowest == highest:
+        return "only"
     return "lowest" if reward <= lowest else "highest" if reward >= highest else "between"
 
 

@@ -57,13 +57,34 @@ CASES: list[tuple[str, Callable[[MadeRun], MadeRun], State, str, str]] = [
         "groups",
         "(all at the highest reward 99)",
     ),
+    (
+        "one reward for everything",
+        lambda m: m.steps(1).groups(100, rewards=(0.5, 0.5), **FLAT),
+        State.BROKEN,
+        "groups",
+        "(all at the only reward that there ever was 100); the reward has one value for everything",
+    ),
+    (
+        "Keep drops everything",
+        lambda m: m.groups(40, state="dropped", reason="truncated"),
+        State.BROKEN,
+        "keep",
+        "40 of the last 40 groups dropped for what they are (truncated 40); replies end at max_tokens",
+    ),
+    (
+        "Keep drops most",
+        lambda m: m.healthy().groups(60, state="dropped", reason="odd"),
+        State.WATCH,
+        "keep",
+        "60 of the last 100 groups dropped for what they are (odd 60); look at the Keep of the recipe that says 'odd'",
+    ),
     ("many flat", lambda m: m.healthy().groups(60, rewards=(1, 1), **FLAT), State.WATCH, "groups", "60%"),
     (
         "kept all the same",
-        lambda m: m.steps(20).groups(40, rewards=(0.5, 0.5), advantages=(0.0, 0.0)),
+        lambda m: m.steps(20).groups(1).groups(39, rewards=(0.5, 0.5), advantages=(0.0, 0.0)),
         State.BROKEN,
         "groups",
-        "100% of the last 40",
+        "98% of the last 40 without variance (all at one reward in between 39)",
     ),
     (
         "groups of one",
@@ -230,7 +251,7 @@ def test_the_verdict_is_the_first_line_and_every_finding_says_what_is_normal(
     assert main(["doctor", str(run.path)]) == 0, "something to watch is no failure"
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("WATCH  main: clip: 20.0% of trained tokens")
-    assert sum("normal: " in line for line in lines) == 9
+    assert sum("normal: " in line for line in lines) == 10
     assert sum("do: " in line for line in lines) == 1
     assert lines[-1] == f"run {run.path}: failed (Starved: no task)"
 
