@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
+from threading import Lock
 from typing import Any, TypeVar
 
 import xxhash
@@ -29,6 +30,7 @@ from astraflow.weights.tensors import SIZES, Tensor, of_array
 
 T = TypeVar("T")
 R = TypeVar("R")
+DONE = object()
 Weights = Mapping[str, Array | Tensor]
 MERGE_LIMIT_BYTES = 16 << 30
 
@@ -67,7 +69,9 @@ def apply_delta(base: Weights, delta: bytes, *, threads: int = 0) -> None:
     write = Write(parsed, tensors)
     names = sorted(tensors, key=lambda name: -tensors[name].data.nbytes)
     with _pool(threads) as pool:
-        digests = dict(zip(names, pool.map(lambda name: quick_tensor(tensors[name]), names), strict=True))
+        cores = _cores(threads)
+        checked = _each(pool, cores, lambda name: quick_tensor(tensors[name]), names)
+        digests = {digest.name: digest for digest in checked}
         found = combine(digests.values())
         if found == parsed.header.target_xxh3:
             return  # it is there already: applying twice changes nothing (F73)
@@ -77,7 +81,7 @@ def apply_delta(base: Weights, delta: bytes, *, threads: int = 0) -> None:
                 f"{_name(parsed.header.target, parsed.header.target_xxh3)}, these weights are neither: full transfer "
                 "needed, or the deltas in between"
             )
-        write.run(lambda call, items: _each(pool, call, items), digests)
+        write.run(lambda call, items: _each(pool, cores, call, items), digests)
 
 
 def merge_deltas(first: bytes, second: bytes, *, threads: int = 0, limit_bytes: int = MERGE_LIMIT_BYTES) -> bytes:
@@ -189,13 +193,37 @@ def _name(digest: str, xxh3: str) -> str:
 
 
 def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads or len(os.sched_getaffinity(0)), thread_name_prefix="delta")
+    return ThreadPoolExecutor(_cores(threads), thread_name_prefix="delta")
 
 
-def _each(pool: ThreadPoolExecutor, call: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """Of every item; when it returns or raises, none is running any more."""
-    futures = [pool.submit(call, item) for item in items]
+def _cores(threads: int) -> int:
+    return threads or len(os.sched_getaffinity(0))
+
+
+def _each(pool: ThreadPoolExecutor, threads: int, call: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """Of every item, in no order; when it returns or raises, none is running any more. After an error nothing begins.
+
+    A thread takes the next item when it has done one: a future for each would take more memory than a delta."""
+    left, lock, found = iter(items), Lock(), list[R]()
+
+    def work() -> None:
+        nonlocal left
+        while True:
+            with lock:
+                item = next(left, DONE)
+            if item is DONE:
+                return
+            try:
+                found.append(call(item))  # type: ignore[arg-type]  # not DONE
+            except BaseException:
+                with lock:
+                    left = iter(())
+                raise
+
+    futures = [pool.submit(work) for _ in range(threads)]
     try:
-        return [future.result() for future in futures]
+        for future in futures:
+            future.result()
     finally:
         wait(futures)
+    return found

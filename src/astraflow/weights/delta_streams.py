@@ -100,6 +100,8 @@ def pack_streams(arrays: Sequence[Array], *, page: int) -> tuple[bytes, list[lis
 class Streams:
     """Reads one entry's streams page by page. Malformed bytes raise WeightsRefused, whatever pcodec makes of them."""
 
+    __slots__ = ("_data", "_pcodec", "_start", "_width", "entry", "scheme")
+
     def __init__(self, delta: Delta, number: int) -> None:
         """``number``: of the entry."""
         self.entry = delta.entries[number]
@@ -140,7 +142,8 @@ class Streams:
             if gap.itemsize == 8 and int(gap.max()) >= size:  # keeps the sum below from wrapping around
                 raise WeightsRefused(f"delta: a position of tensor {self.entry.name[:100]} is outside of it")
             positions = buffer[: len(gap)]
-            np.add(gap, 1, out=positions, dtype=np.int64, casting="unsafe")
+            np.copyto(positions, gap, casting="unsafe")  # unsafe is uint64; checked above
+            positions += 1
             positions[0] += last
             np.cumsum(positions, out=positions)
             last = int(positions[-1])

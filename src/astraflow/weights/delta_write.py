@@ -28,7 +28,8 @@ from astraflow.weights.tensors import SIZES, Tensor
 Each = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
 """Calls for every item, perhaps at once; returns or raises when none of them runs any more."""
 
-UNDO_ATTEMPTS = 3
+ATTEMPTS = 3
+"""At what must be ended when memory runs out. Meanwhile less and less else is going on here."""
 
 
 class _Part(NamedTuple):
@@ -80,12 +81,11 @@ class Write:
             begun = [(part, self._done[part.entry.name]) for part in parts if self._done.get(part.entry.name)]
             lost = [part.entry.name for part, done in begun if not _take_back(part, done)]
             if lost:
-                raise MemoryError(
-                    f"delta: there is no memory to take back what was changed of {len(lost)} tensors, {lost[0][:100]} "
-                    "for one: these weights are neither base nor target now, drop them and make a full transfer"
-                ) from None
+                raise _out_of_memory("take back", lost) from None
             raise
-        each(_replace, wholes)
+        lost = [name for name in each(_replace, wholes) if name]
+        if lost:
+            raise _out_of_memory("write", lost)
 
     def _add(self, part: _Part) -> list[TensorDigest]:
         """One tensor: its differences, and what it is then, while it is in the cache."""
@@ -158,7 +158,7 @@ def _take_back(part: _Part, done: int) -> bool:
 
     Goes on where it was when memory runs out: by now nothing else decodes. False: it ran out again and again."""
     undone = 0
-    for _ in range(UNDO_ATTEMPTS):
+    for _ in range(ATTEMPTS):
         with suppress(MemoryError):
             for operation in islice(part.inverses(done), undone, None):
                 operation.undo()
@@ -168,9 +168,22 @@ def _take_back(part: _Part, done: int) -> bool:
     return False
 
 
-def _replace(part: _Part) -> None:
-    at = 0
-    for bits in part.streams.bits():
-        for target in part.targets:
-            np.copyto(target[at : at + len(bits)], bits)
-        at += len(bits)
+def _replace(part: _Part) -> str:
+    """Its name if memory ran out again and again: what was there is gone, so this can only go on."""
+    for _ in range(ATTEMPTS):
+        with suppress(MemoryError):
+            at = 0
+            for bits in part.streams.bits():
+                for target in part.targets:
+                    np.copyto(target[at : at + len(bits)], bits)
+                at += len(bits)
+            return ""
+        gc.collect()
+    return part.entry.name
+
+
+def _out_of_memory(what: str, lost: list[str]) -> MemoryError:
+    return MemoryError(
+        f"delta: there is no memory to {what} the changes of {len(lost)} tensors, {lost[0][:100]} for one: "
+        "these weights are neither base nor target now, drop them and make a full transfer"
+    )

@@ -15,6 +15,7 @@ from astraflow.weights import delta_classes, delta_compact, delta_write
 from astraflow.weights.delta import apply_delta, compact_delta, encode_delta, merge_deltas, read_header
 from astraflow.weights.delta_classes import Members
 from astraflow.weights.delta_file import FLOATS, parse
+from astraflow.weights.delta_streams import Streams
 from astraflow.weights.tensors import SIZES, Tensor, of_array
 from tests.unit.weights.arrays import Weights, moved, nudge, same, weights
 
@@ -237,6 +238,32 @@ def test_memory_that_runs_out_while_taking_back(
         apply_delta(held, small, threads=1)
     assert same(held, base) == (failures < 3)
     assert ("neither base nor target" in str(caught.value)) == (failures == 3)
+
+
+@pytest.mark.parametrize("failures", [1, 2, 3])
+def test_memory_that_runs_out_while_tensors_are_replaced(monkeypatch: pytest.MonkeyPatch, failures: int) -> None:
+    """What was there is gone: it goes on, or says that the weights are neither the one nor the other."""
+    base = {"w": np.zeros(200_000, np.uint16), "v": np.zeros(100, np.uint16)}
+    new = {"w": np.arange(200_000).astype(np.uint16), "v": base["v"].copy()}
+    new["v"][3] = 1
+    delta = encode_delta(base, new)
+    true_bits = Streams.bits
+    calls = iter(range(1000))
+
+    def bits(self: Any) -> Any:
+        for page, found in enumerate(true_bits(self)):
+            if page == 2 and next(calls) in range(1, 1 + failures):  # not while it is checked
+                raise MemoryError
+            yield found
+
+    monkeypatch.setattr(Streams, "bits", bits)
+    held = {name: array.copy() for name, array in base.items()}
+    if failures < 3:
+        apply_delta(held, delta)
+        assert same(held, new)
+    else:
+        with pytest.raises(MemoryError, match="w for one: these weights are neither base nor target"):
+            apply_delta(held, delta)
 
 
 def test_memory_that_runs_out_while_plain_pages_are_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
