@@ -34,14 +34,14 @@ from astraflow.run.bench._cells import Cell, play_all, say
 from astraflow.tasks.base import TaskSource
 
 SEEDS = 3
-STEPS = 80
+STEPS = 60
 GROUPS, SIZE = 10, 4
 REPLAY = "0.3"
 MAX_STALENESS = 4
 """How old what is replayed may be."""
 LR = 1e-3
 SUPERVISED = 100
-EVALS = 20
+EVALS = 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

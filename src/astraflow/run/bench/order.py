@@ -29,7 +29,7 @@ from astraflow.run.bench._cells import Cell, play_all, say
 from astraflow.types import Lease
 
 SEEDS = 3
-STEPS = 100
+STEPS = 80
 GROUPS, SIZE = 4, 4
 MAX_STALENESS = 4
 WINDOW = 4 * GROUPS
@@ -40,7 +40,7 @@ HEARD_S = 0.25
 """Ends are heard at multiples of it: several episodes share one transaction."""
 LR = 5e-4
 SUPERVISED = 100
-EVALS = 20
+EVALS = 8
 
 ORDERS: dict[str, Select] = {
     "earliest deadline": EarliestDeadline(),
