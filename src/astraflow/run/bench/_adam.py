@@ -1,14 +1,21 @@
-"""Consecutive bf16 versions of real weights: simulated Adam steps, or real ones of the torch backend."""
+"""Consecutive bf16 versions of real weights: simulated Adam steps, real ones of the torch backend, those of a run."""
 
 from __future__ import annotations
 
+import asyncio
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
+from astraflow.errors import ConfigError
+from astraflow.run.layout import RunFolder
+from astraflow.run.run_db import open_run_db
 from astraflow.types import Array
+from astraflow.weights.cache import Cache
 from astraflow.weights.rebuild import read_weights
+from astraflow.weights.store import DirStore
 from astraflow.weights.tensors import Tensor, of_array
 
 Weights = dict[str, Tensor]
@@ -24,9 +31,10 @@ def simulated(weights: Weights, lr: float, *, seed: int, first: bool = False) ->
     masters = {}
     for number, (name, tensor) in enumerate(weights.items()):
         rng = np.random.default_rng((seed, number))
-        master = (tensor.data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-        master *= 1 + rng.uniform(-(2.0**-9), 2.0**-9, len(master)).astype(np.float32)
-        zeros = np.flatnonzero(master == 0)  # of quantised models: after some steps they are small, and no zeros
+        bits = tensor.data.view(np.uint16).astype(np.uint32) << 16
+        zeros = np.flatnonzero(bits << 1 == 0)  # of quantised models: after some steps they are small, and no zeros
+        bits += rng.integers(-0x7FFF, 0x8000, len(bits), np.int32).view(np.uint32)
+        master = bits.view(np.float32)
         master[zeros] = 20 * lr * SPREAD * rng.standard_normal(len(zeros))
         masters[name] = master
     rng = np.random.default_rng((seed, len(weights)))
@@ -49,6 +57,27 @@ def trained(folder: Path, *, steps: int, lr: float, seed: int) -> Iterator[Weigh
         report = backend.step(make_batch(rows=2, seed=seed + step, vocabulary=_vocabulary(folder)))
         assert report.updated, report.reason
         yield {tensor.name: tensor._replace(data=tensor.data.copy()) for tensor in as_bits(backend.tensors())}
+
+
+def published(run_dir: Path) -> tuple[Weights, Weights]:
+    """The last two versions of a run's first trained policy, by its store. Raises ConfigError, NotFound."""
+    run = RunFolder(run_dir)
+    with open_run_db(run.database) as database, tempfile.TemporaryDirectory() as folder:
+        row = database.connection.execute(
+            "SELECT policy, MAX(version) FROM publications WHERE version > 0 GROUP BY policy ORDER BY policy LIMIT 1"
+        ).fetchone()
+        if row is None or row[1] < 2:
+            raise ConfigError(f"{run_dir}: no policy of this run has two trained versions to compare")
+        policy, newest = row
+        cache = Cache(DirStore(run.weights), Path(folder))
+
+        async def fetch(version: int) -> Weights:
+            return bf16_weights(await cache.fetch(database.manifest(policy, version)))
+
+        async def both() -> tuple[Weights, Weights]:
+            return await fetch(newest - 1), await fetch(newest)
+
+        return asyncio.run(both())
 
 
 def bf16_weights(files: list[Path]) -> Weights:

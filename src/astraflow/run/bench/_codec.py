@@ -15,16 +15,18 @@ import numpy as np
 
 from astraflow.run.bench._adam import Weights
 from astraflow.types import Array
-from astraflow.weights.delta import apply_delta, bits_of, encode_delta
+from astraflow.weights.delta import apply_delta, bits_of, compact_delta, encode_delta
 from astraflow.weights.delta_file import parse
 
 
 def sizes(base: Weights, new: Weights) -> dict[str, Any]:
-    """Bytes of one delta beside its entropy and its rivals. Tensors that travel whole are in neither."""
-    delta = encode_delta(base, new, base_digest="0" * 64, target_digest="0" * 64)
+    """A delta's bytes as it is published, beside its entropy and its rivals. Tensors that travel whole are in none."""
+    plain_delta = encode_delta(base, new, base_digest="0" * 64, target_digest="0" * 64)
+    delta = compact_delta(plain_delta, new)
     entries = parse(delta).entries
     whole = {entry.name for entry in entries if entry.whole}
-    ours = len(delta) - sum(sum(entry.values) for entry in entries if entry.whole)
+    whole_bytes = sum(entry.stream_bytes for entry in entries if entry.whole)
+    ours = len(delta) - whole_bytes
     count, bits = 0, 0.0
     positions, values, xor = [], [], []
     for name, tensor in base.items():
@@ -45,6 +47,7 @@ def sizes(base: Weights, new: Weights) -> dict[str, Any]:
         "changed_share": count / max(1, elements - left_out),
         "whole_share": left_out / elements,
         "bytes_per_changed": ours / count,
+        "mergeable_bytes_per_changed": (len(plain_delta) - whole_bytes) / count,
         "entropy_bytes_per_changed": bits / 8 / count,
         "ratio": ours / (bits / 8),
         "plain_ratio": 6 * count / ours,
@@ -89,7 +92,9 @@ def speed(base: Weights, new: Weights, repeats: int) -> dict[str, float]:
 
     numpy_encode_s = _best(gather, repeats)
     encode_s = _best(lambda: encode_delta(base, new), repeats)
-    delta = encode_delta(base, new)
+    mergeable = encode_delta(base, new)
+    compact_s = _best(lambda: compact_delta(mergeable, new), repeats)
+    delta = compact_delta(mergeable, new)
     held = {name: tensor._replace(data=tensor.data.copy()) for name, tensor in base.items()}
 
     def reset() -> None:
@@ -104,12 +109,17 @@ def speed(base: Weights, new: Weights, repeats: int) -> dict[str, float]:
     numpy_apply_s = _best(scatter, repeats, reset)
     apply_s = _best(lambda: apply_delta(held, delta), repeats, reset)
     assert all(np.array_equal(held[name].data, new[name].data) for name in held), "applied is what was encoded"
+    mergeable_s = _best(lambda: apply_delta(held, mergeable), repeats, reset) if delta is not mergeable else apply_s
     reset()
     return {
         "encode_ms": encode_s * 1e3,
         "encode_vs_numpy": numpy_encode_s / encode_s,
+        "compact_ms": compact_s * 1e3,
+        "publish_vs_numpy": numpy_encode_s / (encode_s + compact_s),
         "apply_ms": apply_s * 1e3,
         "apply_vs_numpy": numpy_apply_s / apply_s,
+        "mergeable_apply_vs_numpy": numpy_apply_s / mergeable_s,
+        "delta_bytes": len(delta),
         "memory_ratio": 1 + _beyond(lambda: apply_delta(held, delta)) / len(delta),
     }
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from astraflow.errors import ConfigError
-from astraflow.run.bench._adam import Weights, bf16_weights, simulated, trained
+from astraflow.run.bench._adam import Weights, bf16_weights, published, simulated, trained
 from astraflow.run.bench._catch_up import catch_up
 from astraflow.run.bench._codec import changed, sizes, speed
 from astraflow.run.models import get
@@ -31,9 +31,11 @@ class Setup:
 
     seed: int = 0
     model_dir: Path | None = None
+    run_dir: Path | None = None
+    """Of a run, whose last two versions are measured as ``trained``."""
     repeats: int = 3
     steps: int = 3
-    """Real ones of the torch backend, of which the last is measured."""
+    """Real ones of the torch backend, of which the last is measured; with ``run_dir``, none."""
     few: int = 40
     """Tensors of the catch-up."""
 
@@ -47,8 +49,8 @@ class Setup:
         return bf16_weights(weight_files_in(self.folder))
 
 
-def main(seed: int = 0, parts: Sequence[str] = ()) -> dict[str, Any]:
-    return run(Setup(seed=seed), parts)
+def main(seed: int = 0, run_dir: Path | None = None, parts: Sequence[str] = ()) -> dict[str, Any]:
+    return run(Setup(seed=seed, run_dir=run_dir), parts)
 
 
 def run(setup: Setup, parts: Sequence[str] = ()) -> dict[str, Any]:
@@ -71,14 +73,23 @@ def codec(setup: Setup) -> dict[str, Any]:
         for name, first in (("adam", False), ("adam_first", True)):
             base, new = islice(simulated(weights, lr, seed=seed, first=first), 2)
             found[f"{name}_{lr:g}"] = sizes(base, new)
-    *_, base, new = trained(setup.folder, steps=setup.steps, lr=LRS[0], seed=seed)
+    base, new = _consecutive(setup)
     found["trained"] = sizes(base, new)
     found["worst_ratio"] = max(each["ratio"] for each in found.values() if isinstance(each, dict))
     found["worst_plain_ratio"] = min(each["plain_ratio"] for each in found.values() if isinstance(each, dict))
     found["density"] = {str(share): speed(*changed(weights, share, seed=seed), setup.repeats) for share in DENSITIES}
     for name in ("encode_vs_numpy", "apply_vs_numpy", "memory_ratio"):
         found[name] = found["density"]["0.01"][name]
+    found["speed_trained"] = speed(base, new, setup.repeats)
     return found
+
+
+def _consecutive(setup: Setup) -> tuple[Weights, Weights]:
+    """Two versions that training made, one after the other."""
+    if setup.run_dir is not None:
+        return published(setup.run_dir)
+    *_, base, new = trained(setup.folder, steps=setup.steps, lr=LRS[0], seed=setup.seed)
+    return base, new
 
 
 def catching_up(setup: Setup) -> dict[str, Any]:

@@ -27,7 +27,7 @@ class Args:
     set: list[str] = field(default_factory=list)
     """path=value, any number, of the recipe."""
     run_dir: Path | None = None
-    """chaos: where the run is and stays."""
+    """chaos: where the run is and stays. weights: a run, whose last two versions are measured too."""
     trajectories: int | None = None
     """dataflow: how many; left out, 200,000."""
     without: str | None = None
