@@ -3,6 +3,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
   $$p -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 SEEDS ?= 10000
+JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
 
 .PHONY: setup check test test-slow quickstart sim bench
 setup: .venv/.stamp
@@ -25,7 +26,7 @@ quickstart: setup
 	$(BIN)/astraflow run examples/quickstart.py
 
 sim: setup
-	$(BIN)/python -m astraflow.testing.simulator --seeds $(SEEDS)
+	$(BIN)/python -m astraflow.testing.simulator --seeds $(SEEDS) --jobs $(JOBS)
 
 bench: setup
 	$(BIN)/astraflow bench engine --json && $(BIN)/astraflow bench trainer --json

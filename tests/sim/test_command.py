@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from astraflow.testing.simulator import __main__ as command
-from astraflow.testing.simulator import simulate
+from astraflow.testing.simulator import many, simulate
 
 MAKEFILE = Path(__file__).parents[2] / "Makefile"
 
@@ -26,7 +26,7 @@ def logs_as_before() -> Iterator[None]:
 def test_make_sim_is_ten_thousand_seeds_unless_told() -> None:
     text = MAKEFILE.read_text()
     assert re.search(r"^SEEDS \?= 10000$", text, re.MULTILINE)
-    assert re.search(r"^sim: .*\n\t.*simulator --seeds \$\(SEEDS\)$", text, re.MULTILINE)
+    assert re.search(r"^sim: .*\n\t.*simulator --seeds \$\(SEEDS\) --jobs \$\(JOBS\)$", text, re.MULTILINE)
     assert 100 <= command.PROGRESS_SEEDS <= 900
 
 
@@ -34,7 +34,7 @@ def test_progress_on_the_way_and_counts_of_faults_and_edges_at_the_end(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "PROGRESS_SEEDS", 2)
-    assert command.main(["--seeds", "4", "--first", "10"]) == 0
+    assert command.main(["--seeds", "4", "--first", "10", "--jobs", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(",")[0] for line in lines if " seeds, 0 failed, " in line] == ["2 seeds", "4 seeds"]
     assert lines[-1].startswith("4 seeds, 0 failed [], ")
@@ -46,6 +46,16 @@ def test_progress_on_the_way_and_counts_of_faults_and_edges_at_the_end(
     assert leased and f"{leased:10d}  episodes: pending -> leased" in lines
 
 
+def test_several_processes_tell_the_same_in_the_same_order(capsys: pytest.CaptureFixture[str]) -> None:
+    """Seven seeds are given to two processes in two pieces; only the seconds differ."""
+    reports = []
+    for jobs in ("1", "2"):
+        assert command.main(["--seeds", "7", "--first", "20", "--jobs", jobs]) == 0
+        reports.append(re.sub(r"\d+ s$", "", capsys.readouterr().out, flags=re.MULTILINE))
+    assert reports[0] == reports[1] and reports[0].startswith(" ")
+    assert [seed for seed, *_ in many.run_all(range(20, 27), jobs=2)] == list(range(20, 27))
+
+
 def test_a_broken_seed_is_named_counted_and_ends_with_1(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -54,9 +64,9 @@ def test_a_broken_seed_is_named_counted_and_ends_with_1(
             raise AssertionError("an episode was lost")
         return simulate(seed)
 
-    monkeypatch.setattr(command, "simulate", breaking)
+    monkeypatch.setattr(many, "simulate", breaking)
     monkeypatch.setattr(command, "PROGRESS_SEEDS", 2)
-    assert command.main(["--seeds", "2", "--first", "1"]) == 1
+    assert command.main(["--seeds", "2", "--first", "1", "--jobs", "1"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert "seed 2 FAILED: AssertionError: an episode was lost" in lines
     assert any(line.startswith("2 seeds, 1 failed, ") for line in lines)  # a broken seed is progress too

@@ -12,6 +12,7 @@ import pytest
 from astraflow.dataflow import cut as cut_module
 from astraflow.dataflow import trainers as trainers_module
 from astraflow.dataflow.batches import Batches
+from astraflow.dataflow.commits import Commits
 from astraflow.dataflow.episodes import Episodes
 from astraflow.dataflow.groups import Groups
 from astraflow.dataflow.ledger import Ledger
@@ -107,6 +108,16 @@ def _checkpoints_lie(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Checkpoints, "write", late)
 
 
+def _answered_before_it_is_on_disk(patch: pytest.MonkeyPatch) -> None:
+    write = Commits._write_in_thread
+
+    def at_once(self: Commits, disk: Any, answers: Any) -> None:
+        write(self, disk, answers)
+        self._written(answers)
+
+    patch.setattr(Commits, "_write_in_thread", at_once)
+
+
 MUTATIONS: tuple[Mutation, ...] = (
     _no_undo,
     _no_staleness_sweep,
@@ -118,6 +129,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _serials_repeat,
     _samples_forgotten_at_undo,
     _checkpoints_lie,
+    _answered_before_it_is_on_disk,
 )
 
 

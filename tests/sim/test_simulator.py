@@ -22,6 +22,7 @@ from astraflow.testing.simulator.plan import ACTIONS, Act, Plan
 
 CHUNKS = 12
 SEEDS_PER_CHUNK = 20
+DEATHS = ("act/died_in_transaction", "act/died_unwritten", "act/died_unanswered")
 LONELY = 11
 """The last chunk is of plans made for what chance brings too seldom."""
 
@@ -70,7 +71,7 @@ def test_every_fault_happened() -> None:
     for name, count in sorted(happened.items()):
         print(f"{count:8d}  {name}")
     network = ("drop_request", "drop_reply", "delay_request", "delay_reply", "duplicate", "reorder", "cut")
-    wanted = [*(f"act/{act}" for act in ACTIONS), "act/died_in_transaction", "act/checkpoint_lost", "poison", "dull"]
+    wanted = [*(f"act/{act}" for act in ACTIONS), *DEATHS, "act/checkpoint_lost", "poison", "dull"]
     never = [name for name in (*wanted, *network, "replayed", "older_versions") if not happened[name]]
     assert not never
     refused = [name for name in ("refused/submit/Fenced", "refused/submit/Closed") if not happened[name]]

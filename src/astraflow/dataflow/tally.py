@@ -9,8 +9,8 @@ Told before ``Retelling`` hears of the same event: some counts depend on the sta
 | ``no_signal``, ``barren`` per policy | the same; unknown from a starved spell on until they begin anew |
 | state of the algorithms              | the digest that each decision which changed it leaves           |
 
-The last says that the row is what was written; whether that is what the decisions make of it, ``astraflow replay`` tells,
-which has the recipe.
+The last says that the row is what was written; whether that is what the decisions make of it, ``astraflow replay``
+tells, which has the recipe.
 """
 
 from __future__ import annotations

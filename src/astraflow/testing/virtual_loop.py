@@ -39,6 +39,12 @@ class _VirtualSelector:
         self._still = 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout == 0:  # callbacks are ready: a socket can wait until nothing else can run
+            self._still += 1
+            if self._still > LIVELOCK_ROUNDS:
+                self._still = 0
+                raise Deadlock(f"{LIVELOCK_ROUNDS} rounds without a step of time")
+            return []
         events = self._real.select(0)
         if events:
             return events
@@ -46,14 +52,8 @@ class _VirtualSelector:
             raise Deadlock("nothing is ready and no timer is set")
         if self.now + timeout > self.limit_s:
             raise OutOfTime(f"not finished after {self.limit_s:g} virtual seconds")
-        if timeout > 0:
-            self.now += timeout
-            self._still = 0
-        else:
-            self._still += 1
-            if self._still > LIVELOCK_ROUNDS:
-                self._still = 0
-                raise Deadlock(f"{LIVELOCK_ROUNDS} rounds without a step of time")
+        self.now += timeout
+        self._still = 0
         return events
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
@@ -89,11 +89,18 @@ class _NumberedTask(asyncio.Task[T]):
 class VirtualLoop(asyncio.SelectorEventLoop):
     """The loop. ``seed`` None keeps asyncio's own order (first in, first out)."""
 
-    def __init__(self, seed: int | None = None, *, thread_s: tuple[float, float] = (0.0, 0.0)) -> None:
-        """``thread_s``: shortest and longest virtual duration of a call that is given to a thread."""
+    def __init__(
+        self,
+        seed: int | None = None,
+        *,
+        thread_s: tuple[float, float] = (0.0, 0.0),
+        executor_s: tuple[float, float] = (0.0, 0.0),
+    ) -> None:
+        """Shortest and longest virtual duration of a call that is given to a thread: ``thread_s``, of any; of an
+        executor of somebody's own (a disk, for example): ``executor_s``."""
         self._virtual = _VirtualSelector()
         self._random = random.Random(seed) if seed is not None else None
-        self._thread_s = thread_s
+        self._thread_s, self._executor_s = thread_s, executor_s
         self.unhandled: list[BaseException] = []
         super().__init__(self._virtual)  # type: ignore[arg-type]  # a BaseSelector by shape, not by inheritance
         self.set_exception_handler(self._keep)
@@ -120,7 +127,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     ) -> asyncio.Future[T]:
         """No thread: the call happens on the loop, at once as far as others can see, after its virtual duration."""
         future: asyncio.Future[T] = self.create_future()
-        low, high = self._thread_s
+        low, high = self._thread_s if executor is None else self._executor_s
         delay = self._random.uniform(low, high) if self._random else low
         self.call_later(delay, self._call, future, func, args)
         return future
@@ -157,11 +164,12 @@ def run_virtual(
     seed: int | None = None,
     limit_s: float = 3600.0,
     thread_s: tuple[float, float] = (0.0, 0.0),
+    executor_s: tuple[float, float] = (0.0, 0.0),
     ignore: tuple[type[BaseException], ...] = (),
 ) -> T:
     """Run ``main()`` to its end in virtual time. Raises Deadlock or, after ``limit_s`` virtual seconds, OutOfTime, both
     saying who still waits, and whatever a task raised that nobody awaited, but for what is to be ignored there."""
-    loop = VirtualLoop(seed, thread_s=thread_s)
+    loop = VirtualLoop(seed, thread_s=thread_s, executor_s=executor_s)
     loop.limit_s = limit_s
     try:
         asyncio.set_event_loop(loop)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from importlib import resources
+from pathlib import Path
 
 import pytest
 
@@ -18,8 +19,8 @@ from astraflow.testing.simulator.process import Killed, Life, Process
 from astraflow.testing.virtual_loop import run_virtual
 
 
-def test_a_crash_in_a_transaction_rolls_it_back_and_the_rest_survives() -> None:
-    database = Database()
+def test_a_crash_in_a_transaction_rolls_it_back_and_the_rest_survives(tmp_path: Path) -> None:
+    database = Database(tmp_path / "run.db")
     first = database.connect()
     first.execute("CREATE TABLE t (x)")
     first.execute("BEGIN")
@@ -41,8 +42,42 @@ def test_a_crash_in_a_transaction_rolls_it_back_and_the_rest_survives() -> None:
     database.close()
 
 
-def test_a_fuse_burns_only_inside_transactions() -> None:
-    database = Database()
+def test_the_keeper_sees_what_is_on_disk_and_a_process_that_dies_before_takes_it_along(tmp_path: Path) -> None:
+    database = Database(tmp_path / "run.db")
+    first = database.connect()
+    first.execute("CREATE TABLE t (x)")
+    assert not database.is_writing
+    first.execute("BEGIN IMMEDIATE")
+    first.execute("INSERT INTO t VALUES (1)")
+    assert database.is_writing
+    assert database.keeper.execute("SELECT COUNT(*) FROM t").fetchone() == (0,)
+    database.kill()
+    assert not database.is_writing
+    with pytest.raises(Killed):
+        first.execute("COMMIT")
+    assert database.connect().execute("SELECT COUNT(*) FROM t").fetchone() == (0,)
+    database.close()
+
+
+def test_a_process_that_dies_when_it_has_written_leaves_what_it_wrote(tmp_path: Path) -> None:
+    database = Database(tmp_path / "run.db")
+    first = database.connect()
+    first.execute("CREATE TABLE t (x)")
+    told: list[str] = []
+    database.die_when_written(lambda: told.append("boom"))
+    first.execute("BEGIN")
+    first.execute("INSERT INTO t VALUES (1)")
+    assert told == []
+    with pytest.raises(Killed):
+        first.execute("COMMIT")
+    assert told == ["boom"] and database.keeper.execute("SELECT x FROM t").fetchall() == [(1,)]
+    first.execute("BEGIN")
+    first.execute("COMMIT")  # once
+    database.close()
+
+
+def test_a_fuse_burns_only_inside_transactions(tmp_path: Path) -> None:
+    database = Database(tmp_path / "run.db")
     connection = database.connect()
     connection.execute("CREATE TABLE t (x)")
     database.light_fuse(0, lambda: None)

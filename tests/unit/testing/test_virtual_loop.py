@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -95,6 +96,18 @@ def test_threads_run_on_the_loop_and_take_virtual_time() -> None:
     value, took = run_virtual(main, seed=3, thread_s=(0.5, 1.5))
     assert value == 42
     assert 0.5 <= took <= 1.5
+
+
+def test_an_executor_of_somebodys_own_has_a_speed_of_its_own() -> None:
+    async def main() -> tuple[float, float]:
+        loop = asyncio.get_running_loop()
+        with ThreadPoolExecutor(1) as disk:
+            await loop.run_in_executor(disk, int)
+            written = loop.time()
+            await asyncio.to_thread(int)
+        return written, loop.time() - written
+
+    assert run_virtual(main, seed=3, thread_s=(2.0, 2.0), executor_s=(0.25, 0.25)) == (0.25, 2.0)
 
 
 def test_an_error_of_a_thread_reaches_its_caller() -> None:

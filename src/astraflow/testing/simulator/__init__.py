@@ -20,7 +20,9 @@ __all__ = ["Broken", "Outcome", "Plan", "World", "simulate"]
 PROGRESS_S = 1800.0
 """Virtual time in which a run must end once faults have stopped."""
 MEMORY = Path("/dev/shm")
-"""Checkpoints and caches go there where it exists: syncing them then costs nothing."""
+"""Ledger, checkpoints and caches go there where it exists: syncing them then costs nothing."""
+DISK_S = (0.0, 0.05)
+"""Virtual time that a transaction of the ledger takes until it is on disk; others are asked for meanwhile."""
 
 
 def simulate(seed: int, plan: Plan | None = None) -> Outcome:
@@ -36,7 +38,9 @@ def simulate(seed: int, plan: Plan | None = None) -> Outcome:
 
         try:
             limit_s = plan.faults_stop_s + PROGRESS_S
-            return run_virtual(main, seed=seed, limit_s=limit_s, thread_s=(0.0, 0.2), ignore=(Killed,))
+            return run_virtual(
+                main, seed=seed, limit_s=limit_s, thread_s=(0.0, 0.2), executor_s=DISK_S, ignore=(Killed,)
+            )
         except (Deadlock, OutOfTime) as error:
             tail = "\n  ".join(world[0].history.lines[-40:])
             raise Broken(f"seed {seed}: no progress: {error}\nlast events:\n  {tail}\n{plan}") from error

@@ -1,16 +1,20 @@
-"""`python -m astraflow.testing.simulator [--seeds N] [--first N] [--seed N]`: many seeds, then what they covered."""
+"""`python -m astraflow.testing.simulator [--seeds N] [--first N] [--seed N] [--jobs N]`: what many seeds covered.
+
+The report is that of the seeds alone: it does not depend on how many processes there were.
+"""
 
 from __future__ import annotations
 
 import argparse
-import logging
+import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 
-from astraflow.testing.simulator import simulate
 from astraflow.testing.simulator.edges import ALLOWED, Edge
+from astraflow.testing.simulator.many import run_all
 
 PROGRESS_SEEDS = 250
 """So many between two lines of progress."""
@@ -22,24 +26,22 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments.add_argument("--seeds", type=int, default=200, help="how many")
     arguments.add_argument("--first", type=int, default=0, help="the first one")
     arguments.add_argument("--seed", type=int, default=None, help="only this one")
+    arguments.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes at a time")
     given = arguments.parse_args(words)
-    logging.disable(logging.CRITICAL)  # faults by the thousand are expected here
     seeds = range(given.first, given.first + given.seeds) if given.seed is None else [given.seed]
     began = time.monotonic()
     faults: Counter[str] = Counter()
     edges: Counter[Edge] = Counter()
     failed: list[int] = []
-    for done, seed in enumerate(seeds, start=1):
-        try:
-            outcome = simulate(seed)
-        except Exception as error:  # noqa: BLE001 - one broken seed: the others tell how common it is
-            failed.append(seed)
-            _say(f"seed {seed} FAILED: {type(error).__name__}: {error}")
-        else:
-            faults.update(outcome.faults)
-            edges.update(outcome.edges)
-        if done % PROGRESS_SEEDS == 0:
-            _say(f"{done} seeds, {len(failed)} failed, {time.monotonic() - began:.0f} s")
+    with closing(run_all(seeds, jobs=given.jobs)) as outcomes:
+        for done, (seed, its_faults, its_edges, broken) in enumerate(outcomes, start=1):
+            faults.update(its_faults)
+            edges.update(its_edges)
+            if broken is not None:
+                failed.append(seed)
+                _say(f"seed {seed} FAILED: {broken}")
+            if done % PROGRESS_SEEDS == 0:
+                _say(f"{done} seeds, {len(failed)} failed, {time.monotonic() - began:.0f} s")
     report(faults, edges)
     _say(f"{len(seeds)} seeds, {len(failed)} failed {failed[:20]}, {time.monotonic() - began:.0f} s")
     return 1 if failed else 0

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+UNWRITTEN_LOOKS, UNWRITTEN_LOOK_S = 400, 0.01
+"""How long somebody waits for a transaction that is being written."""
 STATEMENTS = 60
 """A crash within a transaction comes after 0 to so many further statements."""
 
@@ -40,6 +42,8 @@ async def _happen(world: World, act: Act) -> bool:
             return world.dataflow.crash(act.seconds)
         case "dataflow_transaction":
             return _light_fuse(world, act)
+        case "dataflow_unwritten":
+            return await _die_unwritten(world, act)
         case "worker":
             worker = _pick(_alive(world), act.pick)
             return worker is not None and worker.crash(act.seconds)
@@ -78,17 +82,33 @@ async def _happen(world: World, act: Act) -> bool:
 def _light_fuse(world: World, act: Act) -> bool:
     if not world.dataflow.alive:
         return False
-    world.database.light_fuse(int(act.pick * STATEMENTS), lambda: _boom(world, act.seconds))
+    world.database.light_fuse(int(act.pick * STATEMENTS), lambda: _boom(world, "in_transaction", act.seconds))
     return True
+
+
+async def _die_unwritten(world: World, act: Act) -> bool:
+    """A transaction is decided and not on disk: it is gone with the process, and nobody may have heard of it. Or it
+    gets there, and nobody has heard of it either."""
+    if not world.dataflow.alive:
+        return False
+    if act.pick < 0.5:
+        world.database.die_when_written(lambda: _boom(world, "unanswered", act.seconds))
+        return True
+    for _ in range(UNWRITTEN_LOOKS):
+        if world.database.is_writing:
+            _boom(world, "unwritten", act.seconds)
+            return True
+        await asyncio.sleep(UNWRITTEN_LOOK_S)
+    return False
 
 
 def _space_again(world: World) -> None:
     world.database.room = None
 
 
-def _boom(world: World, seconds: float) -> None:
-    world.history.faults["act/died_in_transaction"] += 1
-    world.history.note("dataflow dies within a transaction")
+def _boom(world: World, where: str, seconds: float) -> None:
+    world.history.faults[f"act/died_{where}"] += 1
+    world.history.note(f"dataflow dies {where}")
     world.dataflow.crash(seconds)
 
 

@@ -1,4 +1,4 @@
-"""A ledger file that survives the process that writes it: a shared in-memory database and a second connection.
+"""A ledger file that survives the process that writes it, and a second connection that sees what is on disk.
 
 ``Crasher`` is the connection that the ledger gets. On command it kills the process in the middle of a transaction: the
 statement raises, the transaction is rolled back as SQLite does when a process dies, and the connection is dead.
@@ -6,24 +6,26 @@ statement raises, the transaction is rolled back as SQLite does when a process d
 
 from __future__ import annotations
 
-import itertools
 import sqlite3
 from collections.abc import Callable
 from importlib import resources
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from astraflow.testing.simulator.edges import watch
 from astraflow.testing.simulator.process import Killed
 
-_NUMBERS = itertools.count()
+C = TypeVar("C", bound=sqlite3.Connection)
 
 
 class Database:
-    """One run's database. ``keeper`` is the second connection: it keeps the data alive and looks on."""
+    """One run's database. ``keeper`` is the second connection: what a transaction has changed it sees once that is on
+    disk, and not before."""
 
-    def __init__(self) -> None:
-        self.uri = f"file:astraflow-sim-{next(_NUMBERS)}?mode=memory&cache=shared"
-        self.keeper = sqlite3.connect(self.uri, uri=True, isolation_level=None)
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.keeper = self._open_file(sqlite3.Connection)
+        self.keeper.execute("PRAGMA journal_mode = WAL")
         schema = resources.files("astraflow.dataflow").joinpath("schema.sql").read_text()
         self.keeper.executescript(schema)
         watch(self.keeper)
@@ -32,20 +34,46 @@ class Database:
         self._open: list[Crasher] = []
         self._fuse: int | None = None
         self._boom: Callable[[], None] = lambda: None
+        self._at_commit: Callable[[], None] | None = None
 
     def connect(self) -> Crasher:
-        connection = sqlite3.connect(self.uri, uri=True, isolation_level=None, factory=Crasher)
+        connection = self._open_file(Crasher)
         connection.database = self
+        connection.execute("PRAGMA synchronous = OFF")  # a process dies here, no machine: what it wrote survives it
         self._open.append(connection)
         return connection
+
+    def _open_file(self, kind: type[C]) -> C:
+        return sqlite3.connect(self._path, isolation_level=None, cached_statements=512, factory=kind)
+
+    @property
+    def armed(self) -> bool:
+        """Some statement will fail."""
+        return self._fuse is not None or self.room is not None
+
+    @property
+    def is_writing(self) -> bool:
+        """A transaction is decided and not on disk; whoever asked for it has no answer yet."""
+        return any(connection.in_transaction for connection in self._open)
 
     def light_fuse(self, statements: int, boom: Callable[[], None]) -> None:
         """After so many further statements within transactions the process dies; ``boom`` tells its supervisor."""
         self._fuse = statements
         self._boom = boom
 
+    def die_when_written(self, boom: Callable[[], None]) -> None:
+        """The next transaction gets to the disk, and nobody hears of it: the process dies right then."""
+        self._at_commit = boom
+
     def snuff(self) -> None:
-        self._fuse = None
+        self._fuse = self._at_commit = None
+
+    def committed(self) -> None:
+        """Called after every COMMIT."""
+        if self._at_commit is not None:
+            boom, self._at_commit = self._at_commit, None
+            boom()
+            raise Killed
 
     def kill(self) -> None:
         """The process is gone: open transactions are rolled back, its connections answer no more."""
@@ -81,8 +109,12 @@ class Crasher(sqlite3.Connection):
     dead = False
 
     def execute(self, *args: Any, **kwargs: Any) -> sqlite3.Cursor:
-        self._live(args[0])
-        return super().execute(*args, **kwargs)
+        if self.dead or self.database.armed:
+            self._live(args[0])
+        cursor = super().execute(*args, **kwargs)
+        if args[0] == "COMMIT":
+            self.database.committed()
+        return cursor
 
     def executemany(self, *args: Any, **kwargs: Any) -> sqlite3.Cursor:
         self._live(args[0])

@@ -14,6 +14,7 @@ import msgspec
 from astraflow.errors import AstraFlowError, Unavailable
 from astraflow.testing.simulator.database import Database
 from astraflow.testing.simulator.history import History
+from astraflow.testing.simulator.promises import not_on_disk
 from astraflow.wire import messages as m
 from astraflow.wire.codec import decode, encode
 
@@ -123,5 +124,8 @@ class Host:
             self._handling.discard(task)
             if not task.done():
                 task.cancel()
+        missing = not_on_disk(self.database.keeper, copies[0], reply) if copies else None
+        if missing is not None:
+            self._history.broken.append(missing)
         self._history.note(call)
         return decode(encode(reply), type(reply))

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from astraflow.testing.faulty import Faults
 
 CRASHES = ("dataflow", "dataflow_transaction", "worker", "trainer", "trainer_old_checkpoint")
-ACTIONS = (*CRASHES, "cut", "wall_jump", "slow_worker", "disk_full", "join", "leave", "drain", "rollback")
+DRAWN = (*CRASHES, "cut", "wall_jump", "slow_worker", "disk_full", "join", "leave", "drain", "rollback")
+UNWRITTEN = "dataflow_unwritten"
+ACTIONS = (*DRAWN, UNWRITTEN)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,7 +102,7 @@ class Plan:
             poison=rng.random() < 0.2,
             dull=rng.choice((0.0, 0.0, 0.15)),
             faults=Faults.some(rate, patience_s=patience_s),
-            acts=_acts(rng, stop),
+            acts=tuple(sorted((*_acts(rng, stop), *_unwritten(seed, stop)), key=lambda act: act.at_s)),
             faults_stop_s=stop,
         )
 
@@ -112,6 +114,13 @@ def _acts(rng: random.Random, stop: float) -> tuple[Act, ...]:
     at = rng.expovariate(1 / mean_s)
     while at < stop:
         seconds = rng.choice((0.2, 3.0, 12.0, 25.0)) * rng.uniform(0.5, 1.5)
-        acts.append(Act(at_s=at, what=rng.choice(ACTIONS), pick=rng.random(), seconds=seconds))
+        acts.append(Act(at_s=at, what=rng.choice(DRAWN), pick=rng.random(), seconds=seconds))
         at += rng.expovariate(1 / mean_s)
     return tuple(acts)
+
+
+def _unwritten(seed: int, stop: float) -> list[Act]:
+    """From a stream of its own: every transaction passes there, so that it is hit more often than by chance."""
+    rng = random.Random(f"plan/unwritten/{seed}")
+    times = [rng.uniform(2.0, stop) for _ in range(rng.choice((0, 0, 1, 2, 4)))]
+    return [Act(at_s=at, what=UNWRITTEN, pick=rng.random(), seconds=rng.choice((0.2, 3.0, 12.0))) for at in times]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 async def dataflow_life(world: World, life: Life) -> None:
     spec = run_spec(world.plan)
-    service = DataflowService(spec, Ledger(world.database.connect(), spec), clock=world.clock())
+    service = DataflowService(spec, Ledger(world.database.connect(), spec), clock=world.clock(), in_thread=True)
     for manifest in world.version_0.values():
         await service.publish_initial(manifest)
     life.check()

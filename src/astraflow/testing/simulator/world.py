@@ -71,7 +71,7 @@ class World:
         self.spec = run_spec(plan)
         self.template = template()
         self.history = History()
-        self.database = Database()
+        self.database = Database(folder / "run.db")
         self.host = Host(self.database, self.history)
         self.store = MemoryStore(rng=self.dice("store"), failures=plan.faults.drop_reply / 2, slowest_s=0.5)
         self.version_0: dict[str, Manifest] = {}
