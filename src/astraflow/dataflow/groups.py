@@ -269,12 +269,13 @@ class Groups:
         return asked(what, partial(select.share, self.stored(policy), need=need))
 
     def _overtaken(self, policy: str) -> int:
-        """Open groups behind which a whole batch of younger ones has closed."""
+        """Open groups behind which a whole batch of younger ones has closed. Looks at the newest and the open only."""
         return self._store.number(
-            "SELECT COUNT(*) FROM group_policy WHERE policy = ? AND state = 'open' AND group_id < "
-            "(SELECT id FROM groups WHERE arrival IS NOT NULL AND purpose = 'train' ORDER BY id DESC LIMIT 1 OFFSET ?)",
-            policy,
+            "SELECT COUNT(*) FROM groups g CROSS JOIN group_policy p ON p.group_id = g.id WHERE g.state = 'open' "
+            "AND g.id < (SELECT id FROM groups WHERE arrival IS NOT NULL AND purpose = 'train' ORDER BY id DESC "
+            "LIMIT 1 OFFSET ?) AND p.policy = ?",
             self._policies.specs[policy].groups_per_batch - 1,
+            policy,
         )
 
     def oldest_open(self, policy: str) -> int | None:

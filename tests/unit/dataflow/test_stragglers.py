@@ -59,6 +59,18 @@ def test_a_group_is_overtaken_once_a_whole_batch_of_younger_ones_has_closed(per_
         assert rig.service.ledger.groups.rooms()["p"].overtaken_groups == 2, "the youngest has not been"
 
 
+def test_who_was_overtaken_is_told_without_a_look_at_what_is_over() -> None:
+    """It is asked at every admission, of runs with any number of groups."""
+    with Rig() as rig:
+        said: list[str] = []
+        rig.db.connection.set_trace_callback(said.append)
+        rig.service.ledger.groups.rooms()
+        rig.db.connection.set_trace_callback(None)
+        (asked,) = (statement for statement in said if "OFFSET" in statement)
+        plan = [row[3] for row in rig.db.all(f"EXPLAIN QUERY PLAN {asked}")]
+        assert "USING INDEX groups_open" in plan[0], plan
+
+
 def test_the_end_of_a_run_does_not_wait_for_its_slowest_episodes() -> None:
     with Rig(make_spec(steps=2, max_staleness=2, groups_per_batch=1)) as rig:
         epoch = rig.resume()
