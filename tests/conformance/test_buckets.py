@@ -196,7 +196,8 @@ def test_refused_credentials_are_forbidden(tmp_path: Path, monkeypatch: pytest.M
     async def refused(*_: Any, **__: Any) -> None:
         raise obstore.exceptions.PermissionDeniedError("403\nwith a body that nobody wants to read")
 
-    monkeypatch.setattr(module.obstore, "head_async", refused)
+    for call in ("head_async", "put_async"):
+        monkeypatch.setattr(module.obstore, call, refused)
     _, store = memory_store()
     with pytest.raises(Forbidden, match="refuses these credentials"):
         asyncio.run(store.put(write(tmp_path, "a.safetensors", b"x")))

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from astraflow.errors import ConfigError, DigestMismatch, NotFound, WeightsRefused
+from astraflow.errors import AstraFlowError, ConfigError, DigestMismatch, NotFound, WeightsRefused
 from astraflow.types import Manifest, WeightFile
 from astraflow.weights.digest import digest_files
 from astraflow.weights.manifest import weight_files_in
@@ -47,6 +47,8 @@ class Cache:
         self._held: dict[str, list[Path]] = {}
         """Full weights that are here and were verified, by digest: a delta may start from them."""
         self._keep = keep
+        self._gone: set[str] = set()
+        """Deltas that were not in the store when the version that is being fetched needed them."""
         self._in_use: Counter[str] = Counter()
         self._lock = asyncio.Lock()
         self.downloaded_bytes = 0
@@ -71,8 +73,9 @@ class Cache:
 
     async def _fetch(self, manifest: Manifest) -> list[Path]:
         """By the cheapest way that leads there."""
+        self._gone.clear()
         failed: set[str] = set()
-        error: Exception | None = None
+        error: AstraFlowError | OSError | None = None
         while (plan := plan_path(self._at_hand(), manifest, without=failed)) is not None:
             try:
                 return await self._walk(plan, manifest)
@@ -81,7 +84,10 @@ class Cache:
                     raise
                 error = wrong
                 self.counts["fallback"] += 1
-                if plan.full:
+                gone = self._gone & {delta.file.sha256 for delta in plan.deltas} - failed
+                if gone:
+                    failed |= gone  # a way around may begin at the same weights
+                elif plan.full:
                     failed |= {delta.file.sha256 for delta in plan.deltas}
                 else:
                     self._let_go(plan.start)
@@ -90,7 +96,16 @@ class Cache:
                     manifest.policy, manifest.version, len(plan.deltas), wrong,
                     "other weights" if plan.full else "from full weights",
                 )  # fmt: skip
-        raise error or WeightsRefused(f"version {manifest.version} of {manifest.policy} has no way to it")
+        raise self._no_way(manifest, error)
+
+    def _no_way(self, manifest: Manifest, error: AstraFlowError | OSError | None) -> AstraFlowError | OSError:
+        if error is not None and not isinstance(error, NotFound):
+            return error
+        return NotFound(
+            f"no way leads to version {manifest.version} of {manifest.policy}, neither from the {len(self._held)} that "
+            f"are held nor from the last that was published in full ({error or 'it names none'}): the next one that "
+            "is published in full can be had"
+        )
 
     async def _walk(self, plan: Plan, manifest: Manifest) -> list[Path]:
         if plan.full:
@@ -116,7 +131,11 @@ class Cache:
         for delta in plan.deltas:
             path = pulled / f"{delta.file.sha256}.safetensors"
             if not await asyncio.to_thread(path.is_file):
-                await self._store.get(delta.file, path)
+                try:
+                    await self._store.get(delta.file, path)
+                except NotFound:
+                    self._gone.add(delta.file.sha256)
+                    raise
                 self.downloaded_bytes += delta.file.size_bytes
             paths.append(path)
         began = time.monotonic()

@@ -86,9 +86,8 @@ class ObjectStore:
             raise ConfigError(f"weight store {url[:80]!r} cannot be opened: {_words(error)}") from error
 
     async def put(self, path: Path, *, may_link: bool = False) -> WeightFile:
+        # Sent again where it is there already: a bucket has no other way to make an object young that promises to.
         file = await asyncio.to_thread(weight_file_of, path)
-        if await self.has(file.sha256):
-            return file
         small = file.size_bytes < PART_BYTES and self._rate is None
         data: Any = await asyncio.to_thread(path.read_bytes) if small else self._pieces(path)
         try:
@@ -130,7 +129,7 @@ class ObjectStore:
             return 0
         now = self._clock.monotonic()
         seen, self._unwanted = self._unwanted, {}
-        doomed: list[str] = []
+        doomed: list[tuple[str, Any]] = []
         try:
             async for batch in obstore.list(self._bucket, prefix=self._prefix):
                 for meta in batch:
@@ -140,15 +139,24 @@ class ObjectStore:
                     mark, since = seen.get(name, (meta["last_modified"], now))
                     since = since if mark == meta["last_modified"] else now  # put again: wanted again
                     if now - since >= self._grace_s + spare_s:
-                        doomed.append(str(meta["path"]))
+                        doomed.append((str(meta["path"]), meta["last_modified"]))
                     else:
                         self._unwanted[name] = (meta["last_modified"], since)
-            if doomed:
-                await obstore.delete_async(self._bucket, doomed)
+            old = [key for key, mark in doomed if await self._is_still(key, mark)]
+            if old:
+                await obstore.delete_async(self._bucket, old)
         except (BaseError, OSError) as error:
             self._unwanted = seen
             raise _as_ours(error, "the bucket could not be tidied") from error
-        return len(doomed)
+        return len(old)
+
+    async def _is_still(self, key: str, mark: Any) -> bool:
+        """Not put again while the others were listed: a listing of many objects takes long."""
+        try:
+            found = await obstore.head_async(self._bucket, key)
+        except (FileNotFoundError, NotFoundError):
+            return False
+        return bool(found["last_modified"] == mark)
 
     async def claim(self, who: str) -> None:
         """Note whose files these are; again is fine. ConfigError if they are another's: ``collect`` would delete them.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,7 @@ import msgspec
 from astraflow.errors import BadRequest
 from astraflow.observe.points import reach
 from astraflow.types import Canary, Manifest, WeightFile
-from astraflow.weights.chain import Chain
+from astraflow.weights.chain import Anchor, Chain
 from astraflow.weights.digest import digest_files
 from astraflow.weights.store import WeightStore, weight_file_of
 from astraflow.wire.names import require_name
@@ -82,6 +83,8 @@ class Publisher:
         if version == 1 and chain.digest is None and self._initial:
             await self._begin(chain)
         step = await asyncio.to_thread(chain.prepare, files, digest)
+        if not step.full and not await self._is_there(chain.anchor):
+            step = replace(step, full=True)  # lost from the store: newcomers would have nowhere to begin
         full: tuple[WeightFile, ...] = ()
         if step.full:
             full = tuple([await self._store.put(path, may_link=may_link) for path in files])
@@ -100,6 +103,9 @@ class Publisher:
             trainer_epoch=trainer_epoch,
         )
         return self._newest
+
+    async def _is_there(self, anchor: Anchor | None) -> bool:
+        return anchor is not None and all([await self._store.has(file.sha256) for file in anchor.files])
 
     async def _begin(self, chain: Chain) -> None:
         """Version 0 is where the first delta starts."""

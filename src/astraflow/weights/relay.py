@@ -52,7 +52,8 @@ class RelayStore:
         self._shelf = shelf
         self._clock = clock or SystemClock()
         self._flights: dict[str, _Flight] = {}
-        self._refused: dict[str, float] = {}
+        self._refused: dict[tuple[str, int], float] = {}
+        """(sha256, size) → until when."""
         self._counts: Counter[str] = Counter()
         self.url = ""
         """Of the own data port, once it listens."""
@@ -127,12 +128,16 @@ class RelayStore:
             return None
         flight = self._flights.get(sha256)
         if flight is None:
-            refused = self._refused.get(sha256, float("-inf"))
-            if self._clock.monotonic() < refused or len(self._flights) >= MOST_FLIGHTS:
+            # The size is the asker's word: a wrong one must cost neither this disk nor those who ask by the right one.
+            refused = self._refused.get((sha256, size_bytes), float("-inf"))
+            if self._clock.monotonic() < refused or len(self._flights) >= MOST_FLIGHTS or size_bytes > self._room():
                 return None
             file = WeightFile(name=f"{sha256}{SUFFIX}", sha256=sha256, size_bytes=size_bytes)
             flight = self._start(file, self._shelf)
         return flight.arrived_bytes()
+
+    def _room(self) -> int:
+        return 0 if self._shelf is None else shutil.disk_usage(self._shelf.folder).free
 
     def _start(self, file: WeightFile, shelf: Shelf) -> _Flight:
         folder = shelf.folder / f"{PART}{file.sha256}.d"
@@ -155,8 +160,8 @@ class RelayStore:
         if error is None:
             return
         now = self._clock.monotonic()
-        self._refused = {sha256: until for sha256, until in self._refused.items() if until > now}
-        self._refused[file.sha256] = now + REFUSED_S
+        self._refused = {asked: until for asked, until in self._refused.items() if until > now}
+        self._refused[file.sha256, file.size_bytes] = now + REFUSED_S
         words = str(error) if isinstance(error, AstraFlowError) else f"{type(error).__name__}: {error}"
         log.warning("relay_pull_failed sha256=%s: %s", file.sha256[:16], words)
 

@@ -33,8 +33,8 @@ class WeightStore(Protocol):
     """Immutable files by content. ``astraflow.testing.check_store`` is the test of an implementation."""
 
     async def put(self, path: Path, *, may_link: bool = False) -> WeightFile:
-        """Store a file under its hash; again is free. ``may_link``: the caller will never write to it again, so that
-        a store on the same disk need not copy. Raises StorageFull."""
+        """Store a file under its hash. Again makes it as if stored now, for ``collect``. ``may_link``: the caller will
+        never write to it again, so that a store on the same disk need not copy. Raises StorageFull."""
 
     async def get(self, file: WeightFile, into: Path) -> None:
         """Make ``into`` a verified copy (or link: never write to it). Raises NotFound, DigestMismatch, Unavailable;
@@ -84,12 +84,19 @@ class DirStore:
         """Receive a file piece by piece."""
         return IncomingFile(self.folder, self._place(sha256), sha256)
 
+    def refresh(self, sha256: str) -> bool:
+        """Whether the file is here. It is then young: ``collect`` spares it until its new manifest is committed."""
+        try:
+            os.utime(self._place(sha256))
+        except FileNotFoundError:
+            return False
+        return True
+
     def put_blocking(self, path: Path, *, may_link: bool = False) -> WeightFile:
         """``put`` for a caller without an event loop."""
         file = weight_file_of(path)
         place = self._place(file.sha256)
-        if place.is_file():
-            os.utime(place)  # young again, so that collect spares it until its new manifest is committed
+        if self.refresh(file.sha256):
             return file
         if may_link and self._link_in(path, place):
             return file
@@ -146,11 +153,24 @@ class DirStore:
             mark = (path.name, _date(path))
             since = seen.get(mark, now)
             if now - since >= grace_s + (ABANDONED_S if part else 0.0):
-                path.unlink(missing_ok=True)
-                removed += not part
+                removed += self._remove(path, mark[1]) and not part
             else:
                 self._unwanted[mark] = since
         return removed
+
+    def _remove(self, path: Path, date: int) -> bool:
+        """Delete a file unless it was put again since its date was read. Out of sight first: who puts it now either
+        was seen by the date, or finds it gone and writes it anew."""
+        aside = self.folder / f"{PART}{secrets.token_hex(8)}"
+        try:
+            path.replace(aside)
+        except FileNotFoundError:
+            return False
+        if _date(aside) != date:
+            aside.replace(path)
+            return False
+        aside.unlink(missing_ok=True)
+        return True
 
     def _place(self, sha256: str) -> Path:
         return self.folder / f"{require_sha256(sha256, 'sha256')}{SUFFIX}"

@@ -36,5 +36,8 @@ class Blobs(Protocol):
     def path(self, sha256: str) -> Path | None:
         """Where the file lies, if it is here."""
 
+    def refresh(self, sha256: str) -> bool:
+        """Whether the file is here; it then counts as put now: who names it in a manifest soon will find it there."""
+
     def incoming(self, sha256: str) -> Incoming:
         """Begin to receive a file; must be quick. Raises StorageFull."""

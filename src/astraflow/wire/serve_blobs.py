@@ -128,7 +128,8 @@ class BlobEndpoints:
         return [*self._reader.routes(), web.put(f"{PREFIX}/weights/{{sha256}}", self.put)]
 
     async def put(self, request: web.Request) -> web.StreamResponse:
-        """Store a file. A file that is already here is acknowledged without being read."""
+        """Store a file. One that is already here is acknowledged without being read, and counts as stored now; with
+        ``?refresh=1`` that is all that is asked for."""
         grant = self._grant(request)
         if grant is not None:
             grant.require_upload()
@@ -136,8 +137,10 @@ class BlobEndpoints:
         announced = request.content_length
         if announced is not None and announced > self._limit_bytes:
             raise TooLarge(f"a weight file of {announced} bytes is over the limit of {self._limit_bytes}")
-        if await asyncio.to_thread(self._blobs.path, sha256) is not None:
+        if await asyncio.to_thread(self._blobs.refresh, sha256):
             return record_response(Done())
+        if request.query.get("refresh"):
+            raise NotFound(f"there is no weight file {sha256}")
         # Not in a thread: a caller who left meanwhile would leave a file that nobody aborts.
         incoming = self._blobs.incoming(sha256)
         try:

@@ -58,7 +58,8 @@ class Transfer:
         async def attempt(timeout_s: float) -> int | None:
             async with self._transport.request("HEAD", path, timeout_s=timeout_s) as response:
                 if response.status in (200, 404):
-                    return file.size_bytes if response.status == 200 else None
+                    # A file of another size there is not this one, whatever it is called.
+                    return file.size_bytes if response.content_length == file.size_bytes else None
                 coming = response.headers.get(COMING_HEADER, "")
                 if response.status == 503 and coming.isascii() and coming.isdigit() and len(coming) < 16:
                     return min(int(coming), max(0, file.size_bytes - 1))
@@ -67,8 +68,9 @@ class Transfer:
         return await self._transport.retried(path, attempt, timeout_s=ASK_S)
 
     async def upload(self, source: Path, file: WeightFile) -> None:
-        """Send ``source``; the server keeps it only if it is what ``file`` says. Nothing is sent that is there."""
-        if await self.has(file.sha256):
+        """Send ``source``; the server keeps it only if it is what ``file`` says. Nothing is sent that is there, and it
+        then counts as sent now: a server deletes what nobody wanted for long."""
+        if await self._refresh(file):
             return
         path = _path(file.sha256)
 
@@ -81,6 +83,20 @@ class Transfer:
                 return await read_record(response, Done, limit_bytes=REPLY_LIMIT_BYTES)
 
         await self._transport.retried(path, attempt, timeout_s=IDLE_S)
+
+    async def _refresh(self, file: WeightFile) -> bool:
+        path = _path(file.sha256) + "?refresh=1"
+
+        async def attempt(timeout_s: float) -> bool:
+            async with self._transport.request(
+                "PUT", path, timeout_s=timeout_s, headers={"Content-Length": "0"}
+            ) as found:
+                if found.status == 404:
+                    return False
+                await read_record(found, Done, limit_bytes=REPLY_LIMIT_BYTES)
+                return True
+
+        return await self._transport.retried(path, attempt, timeout_s=IDLE_S)
 
     async def download(self, file: WeightFile, into: Path) -> None:
         """Write the file's bytes to ``into``, going on after what an earlier try left there; verified at the end.
