@@ -23,6 +23,8 @@ class Wait(StrEnum):
     """an episode, for its reward"""
     BATCH = "batch"
     """a trainer, for a batch"""
+    VERSION = "version"
+    """a moving average, for the next version of what it averages"""
     COMMIT = "commit"
     """a trainer, for dataflow to acknowledge a step"""
     PUBLISH = "publish"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import ssl
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -31,10 +32,12 @@ PAUSE_S = 0.2
 class RemoteEngine:
     """``Engine`` of one policy over the endpoints that are known; its weights are somebody else's business."""
 
-    def __init__(self, policy: str, *, token: str | None, patience_s: float = 30.0) -> None:
-        """``patience_s``: how long one request looks for an endpoint that answers."""
+    def __init__(
+        self, policy: str, *, token: str | None, patience_s: float = 30.0, trust: ssl.SSLContext | None = None
+    ) -> None:
+        """``patience_s``: how long one request looks for an endpoint that answers. ``trust``: for those with TLS."""
         self.policy = policy
-        self._token = token
+        self._token, self._trust = token, trust
         self._patience_s = patience_s
         self._places: dict[str, Transport] = {}
         self._live: dict[str, EngineInfo] = {}
@@ -52,7 +55,9 @@ class RemoteEngine:
             await self._places.pop(url).close()
         for url in urls:
             if url not in self._places:
-                self._places[url] = Transport(url, self._token, retry=ONCE, timeout_s=600.0, connections=0)
+                self._places[url] = Transport(
+                    url, self._token, retry=ONCE, timeout_s=600.0, connections=0, ssl_context=self._trust
+                )
         await asyncio.gather(*(self._look(url) for url in urls))
 
     async def _look(self, url: str) -> None:

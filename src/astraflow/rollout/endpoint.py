@@ -11,6 +11,7 @@ without one it binds loopback only.
 from __future__ import annotations
 
 import logging
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
 
 from aiohttp import web
@@ -50,17 +51,19 @@ class PolicyEndpoint:
         *,
         host: str = "127.0.0.1",
         port: int = 0,
+        address: str = "",
         token: str | None,
+        ssl: ssl.SSLContext | None = None,
     ) -> None:
-        """``token``: of ``engine_token``."""
+        """``token``: of ``engine_token``. ``address``: the host name under which others reach it, if not ``host``."""
         if token is None and not is_loopback(host):
             raise ConfigError(f"serving policies at {host} without a token is refused: anyone could use the engines")
-        if not is_loopback(host):
-            log.warning("no_tls engine_host=%s: prompts and replies cross the network readable", host)
+        if not is_loopback(host) and ssl is None:
+            log.warning("no_tls engine_host=%s: prompts and replies cross the network readable; use --tls-cert", host)
         self._policies, self._hold = policies, hold
         self._token = token
         self._app = web.Application(middlewares=[errors_as_records], client_max_size=1 << 62)
-        self._listener = Listener(self._app, host=host, port=port, close_s=CLOSE_S)
+        self._listener = Listener(self._app, host=host, port=port, address=address, ssl=ssl, close_s=CLOSE_S)
         place = f"{PATH}/{{policy}}"
         self._app.add_routes([web.get(place, self._info), web.post(f"{place}/generate", self._generate)])
 

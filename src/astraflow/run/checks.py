@@ -58,6 +58,13 @@ def _roles(recipe: Recipe) -> Iterator[str]:
     idle = sorted(set(recipe.policies) - set(recipe.roles.values())) if recipe.roles else []
     if idle:
         yield f"policy {idle[0]!r} of Recipe.policies plays no role in Recipe.roles; give it one or leave it out"
+    for name in recipe.averages:
+        source = recipe.policies[name].average_of
+        if source not in recipe.trainable:
+            yield (
+                f"Recipe.policies[{name!r}].average_of is {source!r}, which is no trained policy "
+                f"({', '.join(recipe.trainable)})"
+            )
     if recipe.steps > 0 and not recipe.trainable:
         yield f"Recipe.steps is {recipe.steps}, but no policy has trainable=True; set steps to 0 or train one"
 

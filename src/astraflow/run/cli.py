@@ -20,7 +20,10 @@ VERBS: dict[str, str] = {
     "replay": "a run's recorded past under other algorithms, side by side with what happened",
     "doctor": "why a loss is flat or zero: what is normal in a run, what is broken; exit 1 if something is",
     "freeze": "end one policy of a run that goes on at the version that it has",
+    "unfreeze": "train a policy on that was frozen",
     "swap": "let a frozen policy play with a past version of another",
+    "add-policy": "let a new policy join a run that goes on, trained, frozen, or a moving average",
+    "cast": "let another policy play a role from now on",
     "resume": "go on with a run that was stopped",
     "eval": "held-out score of a model folder",
     "models get": "build a known model's folder",
@@ -82,7 +85,7 @@ def _dispatch(words: list[str]) -> int:
 def _call(verb: str, words: list[str]) -> int:
     import tyro
 
-    module = importlib.import_module(f"astraflow.run.verbs.{verb.replace(' ', '_')}")
+    module = importlib.import_module(f"astraflow.run.verbs.{verb.replace(' ', '_').replace('-', '_')}")
     args = tyro.cli(
         module.Args,
         args=_one_value_per_set(words),

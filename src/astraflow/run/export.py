@@ -33,7 +33,7 @@ def export_version(run: RunFolder, recipe: Recipe, *, policy: str, version: int 
         stored = asyncio.run(_fetch(store, manifest, pulled, where=recipe.store or str(run.weights)))
         partial.chmod(0o755)
         model = recipe.policies[policy].folder()
-        _copy_all_but_weights(model, partial)
+        copy_all_but_weights(model, partial)
         names = [_file_name(path.name, n, len(stored)) for n, path in enumerate(stored)]
         paths = [partial / name for name in names]
         for source, path in zip(stored, paths, strict=True):
@@ -62,7 +62,7 @@ async def _fetch(store: WeightStore, manifest: Manifest, into: Path, *, where: s
         ) from error
 
 
-def _copy_all_but_weights(model: Path, target: Path) -> None:
+def copy_all_but_weights(model: Path, target: Path) -> None:
     """Config, tokenizer, chat template, licence and whatever else lies there."""
     for path in model.iterdir():
         if path.is_file() and path.suffix not in (".safetensors", ".bin", ".gguf") and path.name != INDEX:

@@ -1,4 +1,7 @@
-"""Dataflow, one rollout service and every trainer in one event loop, by direct calls: for a debugger."""
+"""Dataflow, rollout services and every trainer in one event loop, by direct calls: for a debugger.
+
+One rollout service; where the recipe has places, one a place, which ask each other as they would between machines.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,16 @@ from pathlib import Path
 
 from astraflow.dataflow.local import LocalDataflow
 from astraflow.errors import RunFailed
+from astraflow.rollout.service import RolloutService
 from astraflow.run.config import Resolved
+from astraflow.run.joined import initial_folder, need_trainers, place_of
 from astraflow.run.layout import RunFolder
+from astraflow.run.serve_average import build_average
 from astraflow.run.serve_dataflow import open_service
-from astraflow.run.serve_rollout import build_rollout
+from astraflow.run.serve_rollout import Serves, build_rollout
 from astraflow.run.serve_trainer import build_trainer
+from astraflow.trainer.average import AverageLoop
+from astraflow.trainer.loop import TrainLoop
 from astraflow.weights.object_store import ObjectStore
 from astraflow.weights.store import DirStore, WeightStore
 from astraflow.wire.messages import OperatorRequest, StatusReply
@@ -38,14 +46,10 @@ async def run_in_process(
             if although_failed:
                 await dataflow.operate(OperatorRequest(action="resume"))
             weights: WeightStore = ObjectStore.open(resolved.recipe.store) if resolved.recipe.store else store
-            rollout = build_rollout(resolved, dataflow, name="rollout-0", store=weights, cache=Path(cache))
-            recipe = resolved.recipe
-            trainers = [
-                build_trainer(resolved, dataflow, policy=policy, store=weights, checkpoints=run.checkpoints / policy)
-                for policy in (recipe.trainable if recipe.steps else ())
-            ]
+            rollouts = _rollouts(resolved, dataflow, weights, Path(cache))
+            trainers = await _trainers(run, resolved, dataflow, weights, Path(cache))
             async with asyncio.TaskGroup() as tasks:
-                components = [tasks.create_task(rollout.run()), *(tasks.create_task(each.run()) for each in trainers)]
+                components = [tasks.create_task(each.run()) for each in (*rollouts, *trainers)]
                 last = await _follow(dataflow, watch)
                 if last.state == "failed":
                     for component in components:
@@ -54,6 +58,39 @@ async def run_in_process(
     if last.state == "failed":
         raise RunFailed(last.error or "the run failed without a cause")
     return last
+
+
+def _rollouts(resolved: Resolved, dataflow: Dataflow, store: WeightStore, cache: Path) -> list[RolloutService]:
+    places = resolved.recipe.places
+    serves = [Serves(policies=place, port=0) for place in places] or [Serves()]
+    return [
+        build_rollout(resolved, dataflow, name=f"rollout-{n}", store=store, cache=cache / str(n), serves=each)
+        for n, each in enumerate(serves)
+    ]
+
+
+async def _trainers(
+    run: RunFolder, resolved: Resolved, dataflow: Dataflow, store: WeightStore, cache: Path
+) -> list[TrainLoop | AverageLoop]:
+    """Of the recipe, and of what has joined the run before it was stopped."""
+    recipe = resolved.recipe
+    if not recipe.steps:
+        return []
+    joined = need_trainers(recipe, await dataflow.status())
+    found: list[TrainLoop | AverageLoop] = []
+    for policy in (*recipe.trainable, *recipe.averages, *joined):
+        place, folder = await place_of(recipe, dataflow, policy), run.checkpoints / policy
+        if place.average_of:
+            held = cache / "averages" / policy
+            found.append(build_average(resolved, dataflow, place, store=store, folder=folder, cache=held))
+            continue
+        model = await initial_folder(recipe, dataflow, store, place, folder)
+        found.append(
+            build_trainer(
+                resolved, dataflow, policy=policy, like=place.like, model=model, store=store, checkpoints=folder
+            )
+        )
+    return found
 
 
 async def _follow(dataflow: Dataflow, watch: Callable[[StatusReply], None]) -> StatusReply:

@@ -51,6 +51,10 @@ class Policy:
     """Committed versions at which this policy ends; None: ``Recipe.steps``. Others go on and play with its last one."""
     keep_every: int = 0
     """Every so many versions one stays in the store, for a frozen policy to play with later (a league); 0: none."""
+    average_of: str = ""
+    """With ``trainable=False``: its versions are a moving average of this policy's; empty: it has one version."""
+    decay: float = 0.9
+    """How much of itself such an average keeps with every version of the other."""
     trainer: TrainerSettings = field(default_factory=TrainerSettings)
     engine: EngineSettings = field(default_factory=lambda: EngineSettings(versions_held=2))
     """Two versions: evaluation stays with the one that it began with while training moves on."""
@@ -59,6 +63,10 @@ class Policy:
         _at_least("Policy.max_staleness", self.max_staleness, 0)
         _at_least("Policy.groups_per_batch", self.groups_per_batch, 1)
         _at_least("Policy.keep_every", self.keep_every, 0)
+        if not 0 < self.decay < 1:
+            raise ConfigError(f"Policy.decay must be in (0, 1), found {self.decay}")
+        if self.average_of and self.trainable:
+            raise ConfigError(f"Policy.average_of {self.average_of!r} needs trainable=False: an average is not trained")
         if self.steps is not None:
             _at_least("Policy.steps", self.steps, 0)
 
@@ -184,6 +192,10 @@ class Recipe:
     @property
     def trainable(self) -> tuple[str, ...]:
         return tuple(name for name, policy in self.policies.items() if policy.trainable)
+
+    @property
+    def averages(self) -> tuple[str, ...]:
+        return tuple(name for name, policy in self.policies.items() if policy.average_of)
 
     def steps_of(self, policy: str) -> int:
         """Committed versions at which a policy ends."""

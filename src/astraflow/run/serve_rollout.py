@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,9 +33,10 @@ from astraflow.run.config import Resolved
 from astraflow.run.logs import configure_logging, incarnation, process_name
 from astraflow.run.recipe import Recipe
 from astraflow.run.stores import Sharing, origin_store, sharing_store
+from astraflow.run.tls import server_context
 from astraflow.weights.store import WeightStore
 from astraflow.weights.subscribe import Subscriber
-from astraflow.wire.client import HttpDataflow
+from astraflow.wire.client import HttpDataflow, trusting
 from astraflow.wire.messages import AddedPolicy, Capabilities
 from astraflow.wire.protocol import Dataflow
 from astraflow.wire.tokens import from_environment
@@ -58,6 +59,12 @@ class Serves:
     host: str = "127.0.0.1"
     port: int | None = None
     """Of the endpoint for other workers; None: it has none. 0: any free one."""
+    address: str = ""
+    """Host name under which others reach it, if it is not ``host``."""
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    ca: Path | None = None
+    """Certificate of other workers' endpoints that is trusted beside the system's."""
 
     def own(self, recipe: Recipe) -> tuple[str, ...]:
         """Raises ConfigError for a policy that the recipe does not have."""
@@ -69,7 +76,20 @@ class Serves:
     def endpoint(self, policies: Mapping[str, ServedPolicy], hold: Hold) -> PolicyEndpoint | None:
         if self.port is None:
             return None
-        return PolicyEndpoint(policies, hold, host=self.host, port=self.port, token=engine_token(from_environment()))
+        return PolicyEndpoint(
+            policies,
+            hold,
+            host=self.host,
+            port=self.port,
+            address=self.address,
+            token=engine_token(from_environment()),
+            ssl=server_context(self.tls_cert, self.tls_key),
+        )
+
+    def remote(self, policy: str) -> RemoteEngine:
+        """Of a policy that other workers have engines for."""
+        trust = None if self.ca is None else trusting(self.ca)
+        return RemoteEngine(policy, token=engine_token(from_environment()), trust=trust)
 
 
 async def serve_rollout(
@@ -142,7 +162,7 @@ def build_rollout(
     """
     recipe = resolved.recipe
     settings, serves = recipe.rollout_settings(), serves or Serves()
-    crew = Crew(recipe, serves.own(recipe), store, cache, make_engine)
+    crew = Crew(recipe, serves, store, cache, make_engine)
     policies, cast = crew.policies, crew.cast
     seats, evaluated = cast.seats(recipe.casting), settings.eval_sampling
     player = WorkflowPlayer(
@@ -184,14 +204,14 @@ class Crew:
     """What plays on a worker: of the recipe from the start, and of what joins when it does."""
 
     def __init__(
-        self, recipe: Recipe, own: Sequence[str], store: WeightStore, cache: Path, make_engine: MakeEngine
+        self, recipe: Recipe, serves: Serves, store: WeightStore, cache: Path, make_engine: MakeEngine
     ) -> None:
-        """``own``: which policies have an engine here; others, and what is like them, are asked for elsewhere."""
+        """Policies that ``serves`` does not name, and what is like them, are asked for elsewhere."""
         settings = recipe.rollout_settings()
         self.policies: dict[str, ServedPolicy] = {}
         self.remote: list[RemoteEngine] = []
         self.cast = Cast(settings.sampling, settings.role_sampling)
-        self._recipe, self._own = recipe, own
+        self._recipe, self._serves, self._own = recipe, serves, serves.own(recipe)
         self._store, self._cache, self._make_engine = store, cache, make_engine
         for name, policy in recipe.policies.items():
             made, template = self.make(AddedPolicy(name=name, like=name, trainable=policy.trainable))
@@ -207,7 +227,7 @@ class Crew:
         folder = policy.folder()
         template = self.cast.templates.get(added.like) or ChatTemplate.from_folder(folder)
         if added.like not in self._own:
-            return RemoteEngine(name, token=engine_token(from_environment())), template
+            return self._serves.remote(name), template
         bound = policy.max_staleness if added.trainable else None
         inner = self._make_engine(folder, name, policy.engine)
         engine = AttestedEngine(inner, render=lambda text: user_says(template, text))

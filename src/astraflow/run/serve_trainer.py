@@ -6,15 +6,17 @@ import asyncio
 import logging
 import secrets
 import signal
+from functools import partial
 from pathlib import Path
 
 from astraflow.backends.torch_single import TorchBackend
-from astraflow.errors import ConfigError
 from astraflow.run.canary import canary_of
 from astraflow.run.choose_policy import choose_policy
 from astraflow.run.config import Resolved
+from astraflow.run.joined import initial_folder, place_of
 from astraflow.run.layout import RunFolder
 from astraflow.run.logs import configure_logging
+from astraflow.run.serve_average import serve_average
 from astraflow.run.stores import origin_store
 from astraflow.trainer.checkpoints import EXPORT, Checkpoints
 from astraflow.trainer.loop import TrainerIdentity, TrainLoop
@@ -35,15 +37,18 @@ async def serve_trainer(
 ) -> int:
     """Until the run is finished, or SIGTERM: whatever is not committed comes again."""
     configure_logging()
-    chosen = choose_policy(resolved.recipe, policy)
-    if chosen not in resolved.recipe.trainable:
-        raise ConfigError(f"policy {chosen!r} has trainable=False: there is nothing to do for a trainer")
-    folder = RunFolder(run_dir).checkpoints if run_dir is not None else Path("checkpoints")
+    recipe = resolved.recipe
+    chosen = policy if policy is not None else choose_policy(recipe, policy)
+    folder = (RunFolder(run_dir).checkpoints if run_dir is not None else Path("checkpoints")) / chosen
     async with HttpDataflow(url, from_environment(), ca=ca) as client:
-        store = origin_store(resolved.recipe, client, run_dir)
-        loop = await asyncio.to_thread(
-            build_trainer, resolved, client, policy=chosen, store=store, checkpoints=folder / chosen
-        )
+        place = await place_of(recipe, client, chosen)
+        store = origin_store(recipe, client, run_dir)
+        if place.average_of:
+            await serve_average(resolved, client, place, store=store, folder=folder)
+            return 0
+        model = await initial_folder(recipe, client, store, place, folder)
+        build = partial(build_trainer, resolved, client, policy=chosen, like=place.like, model=model)
+        loop = await asyncio.to_thread(build, store=store, checkpoints=folder)
         work = asyncio.ensure_future(loop.run())
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, work.cancel)
@@ -55,9 +60,8 @@ async def serve_trainer(
     return 0
 
 
-def _publisher(resolved: Resolved, store: WeightStore, policy: str, checkpoints: Path) -> Publisher:
+def _publisher(resolved: Resolved, store: WeightStore, policy: str, checkpoints: Path, folder: Path) -> Publisher:
     settings = resolved.recipe.weights
-    folder = resolved.recipe.policies[policy].folder()
     canary = canary_of(folder) if settings.canary else None
     if not settings.delta:
         return Publisher(store, policy, canary=canary)
@@ -66,13 +70,21 @@ def _publisher(resolved: Resolved, store: WeightStore, policy: str, checkpoints:
 
 
 def build_trainer(
-    resolved: Resolved, dataflow: Dataflow, *, policy: str, store: WeightStore, checkpoints: Path
+    resolved: Resolved,
+    dataflow: Dataflow,
+    *,
+    policy: str,
+    store: WeightStore,
+    checkpoints: Path,
+    like: str = "",
+    model: Path | None = None,
 ) -> TrainLoop:
-    """Blocking: loads the model."""
+    """Blocking: loads the model. One that joined has the settings of the recipe's policy ``like``."""
     recipe = resolved.recipe
-    chosen = recipe.policies[policy]
+    chosen = recipe.policies[like or policy]
+    folder = model or chosen.folder()
     backend = TorchBackend(
-        chosen.folder(), chosen.trainer, steps=recipe.steps_of(policy), temperature=recipe.sampling.temperature
+        folder, chosen.trainer, steps=recipe.steps_of(like or policy), temperature=recipe.sampling.temperature
     )
     return TrainLoop(
         identity=TrainerIdentity(
@@ -84,7 +96,7 @@ def build_trainer(
         ),
         dataflow=dataflow,
         backend=backend,
-        publisher=_publisher(resolved, store, policy, checkpoints),
+        publisher=_publisher(resolved, store, policy, checkpoints, folder),
         checkpoints=Checkpoints(checkpoints, kept=chosen.trainer.checkpoints_kept),
         checkpoint_every=chosen.trainer.checkpoint_every,
         say=lambda line: log.info("%s", line),

@@ -32,6 +32,7 @@ def run_spec(resolved: Resolved, run: str) -> RunSpec:
                 groups_per_batch=policy.groups_per_batch,
                 steps=policy.steps,
                 keep_every=policy.keep_every,
+                average_of=policy.average_of,
             )
             for name, policy in recipe.policies.items()
         },

@@ -21,10 +21,12 @@ from typing import Protocol
 from astraflow.errors import AstraFlowError, RunFailed, Unavailable
 from astraflow.run.child import Child, ChildSpec, shared_cores
 from astraflow.run.config import Resolved
+from astraflow.run.joined import need_trainers
 from astraflow.run.layout import RunFolder, read_json
 from astraflow.run.useful import Useful
 from astraflow.wire.calls import Role
 from astraflow.wire.client import HttpDataflow
+from astraflow.wire.goodbye import TOLD
 from astraflow.wire.messages import OperatorRequest, StatusReply
 from astraflow.wire.tokens import ENVIRONMENT, Tokens
 
@@ -162,10 +164,26 @@ class Supervisor:
             region = ("--region", recipe.regions[0]) if recipe.regions else ()
             serves = place_flags(recipe.places, number)
             self._post(name, ("rollout", "--dataflow", way, "--name", name, *serves, *region, *ca), Role.WORKER, None)
-        for policy in recipe.trainable if recipe.steps else ():
-            name = f"trainer-{policy}"
-            arguments = ("trainer", "--dataflow", self._route(name, url), "--policy", policy, *ca)
-            self._post(name, arguments, Role.TRAINER, policy)
+        for policy in (*recipe.trainable, *recipe.averages) if recipe.steps else ():
+            self._add_trainer(url, policy)
+
+    def _add_trainer(self, url: str, policy: str) -> None:
+        name = f"trainer-{policy}"
+        ca = () if self._listen.tls_cert is None else ("--ca", str(self._listen.tls_cert))
+        arguments = ("trainer", "--dataflow", self._route(name, url), "--policy", policy, *ca)
+        self._post(name, arguments, Role.TRAINER, policy)
+
+    def _staff(self, url: str, status: StatusReply) -> None:
+        """A trainer for who joined since, and again one for who is trained again."""
+        for policy in need_trainers(self._resolved.recipe, status):
+            if f"trainer-{policy}" not in self._posts:
+                self._say(f"policy {policy} has joined")
+                self._add_trainer(url, policy)
+        unfinished = {each.policy for each in status.policies if each.trainable and each.version < each.steps}
+        for post in self._posts.values():
+            if post.left and post.policy in unfinished and not _was_told(post, status):
+                self._say(f"policy {post.policy} is trained again")
+                post.left, post.told, post.child = False, False, None
 
     def _post(self, name: str, arguments: Sequence[str], role: Role, policy: str | None) -> _Post:
         recipe = self._resolved.recipe
@@ -206,6 +224,7 @@ class Supervisor:
             found = await self._status(client)
             if found is not None:
                 self._see(found)
+                self._staff(client.url, found)
                 self._say_who_left(found)
             last = found or last
             if last is not None:
@@ -324,8 +343,14 @@ async def _all(waits: Sequence[Awaitable[object]]) -> None:
 def _why_left(post: _Post, status: StatusReply) -> str:
     """``: it was told to stop``, if dataflow was told."""
     name = post.useful.name if post.useful is not None else post.spec.name
-    said = [each.report.why for each in status.components if each.name == name and each.state == "left"]
+    names = (name, post.policy)  # a trainer is known by its policy
+    said = [each.report.why for each in status.components if each.name in names and each.state == "left"]
     return f": {said[0]}" if said and said[0] else ""
+
+
+def _was_told(post: _Post, status: StatusReply) -> bool:
+    """Somebody stopped it on purpose: that is his business."""
+    return _why_left(post, status).endswith(TOLD)
 
 
 def place_flags(places: Sequence[Sequence[str]], number: int) -> tuple[str, ...]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -18,8 +20,10 @@ from astraflow.rollout.endpoint import PATH, PolicyEndpoint
 from astraflow.rollout.served import ServedPolicy
 from astraflow.testing.fake_engine import FakeEngine
 from astraflow.types import Manifest, Sampling
+from astraflow.wire.client import trusting
 
 TOKEN = "worker-token-of-the-run"
+TLS = Path(__file__).parents[1] / "wire" / "tls"
 
 
 def request(seed: int = 5, *, tokens: int = 3, version: int | None = None, most: int = 50) -> GenerateRequest:
@@ -35,11 +39,13 @@ async def fake(*versions: int, **fields: Any) -> FakeEngine:
 
 
 @asynccontextmanager
-async def serving(engine: FakeEngine, *, token: str | None = TOKEN, hold: Any = None) -> AsyncIterator[PolicyEndpoint]:
+async def serving(
+    engine: FakeEngine, *, token: str | None = TOKEN, hold: Any = None, ssl: Any = None
+) -> AsyncIterator[PolicyEndpoint]:
     async def held(policy: str, version: int) -> None: ...
 
     served = ServedPolicy("p", engine, lambda load: None)  # type: ignore[arg-type, return-value]
-    endpoint = PolicyEndpoint({"p": served}, hold or held, token=token)
+    endpoint = PolicyEndpoint({"p": served}, hold or held, token=token, ssl=ssl)
     await endpoint.start()
     try:
         yield endpoint
@@ -48,8 +54,10 @@ async def serving(engine: FakeEngine, *, token: str | None = TOKEN, hold: Any = 
 
 
 @asynccontextmanager
-async def remote(*urls: str, token: str | None = TOKEN, patience_s: float = 5.0) -> AsyncIterator[RemoteEngine]:
-    engine = RemoteEngine("p", token=token, patience_s=patience_s)
+async def remote(
+    *urls: str, token: str | None = TOKEN, patience_s: float = 5.0, trust: Any = None
+) -> AsyncIterator[RemoteEngine]:
+    engine = RemoteEngine("p", token=token, patience_s=patience_s, trust=trust)
     await engine.know(urls)
     try:
         yield engine
@@ -78,6 +86,27 @@ def test_a_reply_from_elsewhere_is_the_engine_s_own() -> None:
                 assert same(reply, await engine.generate(request(seed)))
 
     asyncio.run(main())
+
+
+def test_under_tls_only_who_trusts_the_certificate_asks() -> None:
+    async def main() -> None:
+        engine = await fake()
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(TLS / "cert.pem", TLS / "key.pem")
+        async with serving(engine, ssl=context) as endpoint:
+            assert endpoint.url.startswith("https://127.0.0.1:")
+            async with remote(endpoint.url, trust=trusting(TLS / "cert.pem")) as away:
+                assert same(await away.generate(request()), await engine.generate(request()))
+            async with remote(endpoint.url) as stranger:
+                assert not stranger.is_reachable
+
+    asyncio.run(main())
+
+
+def test_an_endpoint_says_the_address_that_its_certificate_is_for() -> None:
+    engine = RemoteEngine("p", token=None)
+    endpoint = PolicyEndpoint({}, lambda policy, at: engine.start(), host="0.0.0.0", address="b2.example", token="t")
+    assert endpoint.url == "http://b2.example:0"
 
 
 def test_errors_of_the_engine_keep_their_class() -> None:

@@ -30,6 +30,8 @@ class Args:
     """Open an endpoint at which other workers may ask for the policies. 0: any free one."""
     policy_host: str = "127.0.0.1"
     """Where it listens; other machines need another than loopback."""
+    policy_address: str = ""
+    """Host name under which others reach it, if that is another; the certificate must be for it."""
     region: str = ""
     """Workers of one region share weights by relays; where the recipe names regions, one of them."""
     relay_port: int | None = None
@@ -41,7 +43,7 @@ class Args:
     relay_gib: float = 16.0
     """Disk for weights that only the relay still holds."""
     tls_cert: Path | None = None
-    """Of the data port."""
+    """Of the data port and of the endpoint; other workers trust it by --ca, or because the system does."""
     tls_key: Path | None = None
     weights_mbit: float | None = None
     """Limit on weights sent and received, in Mbit/s."""
@@ -65,7 +67,13 @@ def main(args: Args) -> int:
         tls_key=args.tls_key,
     )
     serves = Serves(
-        policies=tuple(filter(None, args.policies.split(","))), host=args.policy_host, port=args.policy_port
+        policies=tuple(filter(None, args.policies.split(","))),
+        host=args.policy_host,
+        port=args.policy_port,
+        address=args.policy_address,
+        tls_cert=args.tls_cert,
+        tls_key=args.tls_key,
+        ca=args.ca,
     )
     resolved = recipe_of(args.recipe, args.run_dir, args.set, args.seed)
     return asyncio.run(

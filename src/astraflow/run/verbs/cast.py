@@ -1,0 +1,27 @@
+"""Let another policy of a run that goes on play a role, in every group that is opened from now on."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from tyro.conf import Positional
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    run: Positional[str]
+    """Run folder, or URL of its dataflow (the token is then taken from ASTRAFLOW_TOKEN)."""
+    role: Positional[str]
+    """Of the workflow."""
+    policy: Positional[str]
+    """Who plays it. Whoever did and plays nothing more is frozen."""
+
+
+def main(args: Args) -> int:
+    from astraflow.run.operate import operate
+    from astraflow.wire.messages import OperatorRequest
+
+    asyncio.run(operate(args.run, OperatorRequest(action="cast", role=args.role, policy=args.policy)))
+    print(f"{args.policy} plays {args.role} from now on")
+    return 0

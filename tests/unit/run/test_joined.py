@@ -1,0 +1,195 @@
+"""What launcher, trainer and command line make of policies that join, follow another, or are trained again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from astraflow.errors import ConfigError
+from astraflow.run.adding import add_policy, split_source
+from astraflow.run.checks import check_recipe
+from astraflow.run.joined import initial_folder, need_trainers, place_in, place_of
+from astraflow.run.recipe import Policy, Recipe
+from astraflow.run.supervisor import Listen, Supervisor
+from astraflow.run.tiny_model import TinyModel
+from astraflow.types import Manifest
+from astraflow.weights.manifest import manifest_of_folder, weight_files_in
+from astraflow.weights.store import DirStore
+from astraflow.wire.goodbye import TOLD, TRAINED
+from astraflow.wire.messages import AddedPolicy, ComponentReport, ComponentStatus, PolicyStatus, StatusReply
+from astraflow.wire.tokens import Tokens
+
+MODEL = TinyModel(hidden=32, layers=1, heads=2, kv_heads=1, intermediate=64, context=32, characters="01")
+ADDED = (
+    AddedPolicy(name="late", like="main"),
+    AddedPolicy(name="idle", like="main", trainable=False),
+    AddedPolicy(name="mean", like="main", trainable=False, average_of="main", decay=0.5),
+)
+
+
+def two(**fields: Any) -> dict[str, Any]:
+    policies = {"main": Policy(model=MODEL), "old": Policy(model=MODEL, trainable=False, **fields)}
+    return {"policies": policies, "roles": {"a": "main", "b": "old"}}
+
+
+def status(
+    *components: ComponentStatus, added: tuple[AddedPolicy, ...] = (), version: int = 3, steps: int = 9
+) -> StatusReply:
+    main = PolicyStatus(policy="main", trainable=True, version=version, steps=steps)
+    return StatusReply(
+        run="r",
+        state="running",
+        error=None,
+        now_s=0.0,
+        policies=(main,),
+        components=components,
+        episodes={},
+        added=added,
+    )
+
+
+class Flow:
+    def __init__(self, found: StatusReply, manifest: Manifest | None = None) -> None:
+        self._found, self._manifest = found, manifest
+
+    async def status(self) -> StatusReply:
+        return self._found
+
+    async def manifest(self, request: Any) -> Manifest:
+        assert (request.policy, request.version) == ("late", 0) and self._manifest is not None
+        return self._manifest
+
+
+# ── recipes ──
+
+
+def test_an_average_is_of_a_trained_policy_and_not_trained_itself(recipe_with: Callable[..., Recipe]) -> None:
+    recipe = recipe_with(**two(average_of="main", decay=0.5))
+    check_recipe(recipe)
+    assert recipe.averages == ("old",)
+    with pytest.raises(ConfigError, match=r"\['old'\].average_of is 'old', which is no trained policy \(main\)"):
+        check_recipe(recipe_with(**two(average_of="old")))
+    with pytest.raises(ConfigError, match="average_of 'x' needs trainable=False"):
+        Policy(model=MODEL, average_of="x")
+    for decay in (0.0, 1.0, float("nan")):
+        with pytest.raises(ConfigError, match=r"Policy.decay must be in \(0, 1\)"):
+            Policy(model=MODEL, decay=decay)
+
+
+# ── what a trainer's process has to do ──
+
+
+@pytest.mark.parametrize(("policy", "like"), [("main", "main"), ("late", "main"), ("mean", "main")])
+def test_a_trainer_learns_what_its_policy_is_like(recipe_with: Callable[..., Recipe], policy: str, like: str) -> None:
+    place = asyncio.run(place_of(recipe_with(**two()), Flow(status(added=ADDED)), policy))  # type: ignore[arg-type]
+    assert (place.name, place.like) == (policy, like)
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        ("idle", "policy 'idle' has trainable=False"),
+        ("old", "policy 'old' has trainable=False"),
+        ("x", "--policy must be one of main, old, late, idle, mean, found 'x'"),
+    ],
+)
+def test_where_there_is_nothing_to_train_it_says_so(
+    recipe_with: Callable[..., Recipe], policy: str, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        asyncio.run(place_of(recipe_with(**two()), Flow(status(added=ADDED)), policy))  # type: ignore[arg-type]
+
+
+def test_what_joined_is_trained_from_its_own_version_0(recipe_with: Callable[..., Recipe], tmp_path: Path) -> None:
+    recipe = recipe_with(**two())
+    other = TinyModel(**{**vars_of(MODEL), "seed": 5}).build(tmp_path / "other")
+    store = DirStore(tmp_path / "store")
+    for path in weight_files_in(other):
+        store.put_blocking(path)
+    made = manifest_of_folder(other, "late")
+    flow = Flow(status(added=ADDED), made)
+    for _ in range(2):  # the second life finds it
+        folder = asyncio.run(initial_folder(recipe, flow, store, ADDED[0], tmp_path / "c"))  # type: ignore[arg-type]
+        assert manifest_of_folder(folder).digest == made.digest
+        assert (folder / "tokenizer.json").exists() and (folder / "config.json").exists()
+    place = place_in(recipe, "main")
+    assert place is not None
+    own = asyncio.run(initial_folder(recipe, flow, store, place, tmp_path / "m"))  # type: ignore[arg-type]
+    assert own == recipe.policies["main"].folder()
+
+
+def vars_of(model: TinyModel) -> dict[str, Any]:
+    return {name: getattr(model, name) for name in model.__dataclass_fields__}
+
+
+# ── the launcher ──
+
+
+def left(why: str) -> ComponentStatus:
+    return ComponentStatus(
+        component="trainer", name="main", state="left", heard_s=1.0, report=ComponentReport(doing="left", why=why)
+    )
+
+
+def launcher(recipe: Recipe, folder: Path) -> tuple[Supervisor, list[str]]:
+    said: list[str] = []
+    Tokens.make(recipe.trainable).write(folder)
+    run = SimpleNamespace(path=folder, logs=folder)
+    made = Supervisor(run, SimpleNamespace(recipe=recipe), listen=Listen(), say=said.append)  # type: ignore[arg-type]
+    made._add_workers("http://127.0.0.1:1")
+    return made, said
+
+
+def test_who_joins_and_every_average_gets_a_trainer_once(recipe_with: Callable[..., Recipe], tmp_path: Path) -> None:
+    made, said = launcher(recipe_with(**two(average_of="main")), tmp_path)
+    assert set(made._posts) == {"rollout-0", "trainer-main", "trainer-old"}
+    for _ in range(2):
+        made._staff("http://127.0.0.1:1", status(added=ADDED))
+    assert set(made._posts) == {"rollout-0", "trainer-main", "trainer-old", "trainer-late", "trainer-mean"}
+    assert said == ["policy late has joined", "policy mean has joined"]
+    arguments = made._posts["trainer-late"].spec.arguments
+    assert arguments[arguments.index("--policy") + 1] == "late"
+
+
+@pytest.mark.parametrize(
+    ("why", "steps", "again"), [(TRAINED, 9, True), ("", 9, True), (TOLD, 9, False), (TRAINED, 3, False)]
+)
+def test_a_trainer_that_left_comes_again_when_its_policy_is_trained_again(
+    recipe_with: Callable[..., Recipe], tmp_path: Path, why: str, steps: int, again: bool
+) -> None:
+    made, said = launcher(recipe_with(**two()), tmp_path)
+    made._posts["trainer-main"].left = True
+    made._staff("http://127.0.0.1:1", status(left(why), steps=steps))
+    assert made._posts["trainer-main"].left is not again
+    assert said == (["policy main is trained again"] if again else [])
+
+
+def test_nobody_is_trained_where_the_recipe_has_no_steps(recipe_with: Callable[..., Recipe]) -> None:
+    assert need_trainers(recipe_with(**two(), steps=0), status(added=ADDED)) == []
+
+
+# ── the command line ──
+
+
+@pytest.mark.parametrize(("text", "found"), [("a", ("a", None)), ("a@0", ("a", 0)), ("a.b@17", ("a.b", 17))])
+def test_a_source_is_a_policy_or_a_version_of_one(text: str, found: tuple[str, int | None]) -> None:
+    assert split_source(text) == found
+
+
+@pytest.mark.parametrize("text", ["", "@1", "a@", "a@x", "a@-1", "a@1@2", "a@" + "9" * 19])
+def test_what_names_no_source_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--source must be POLICY or POLICY@VERSION"):
+        split_source(text)
+
+
+def test_weights_come_from_one_place(tmp_path: Path) -> None:
+    wanted = SimpleNamespace(
+        run=str(tmp_path), policy="p", source="a@1", role="r", model=tmp_path, frozen=False, decay=None
+    )
+    with pytest.raises(ConfigError, match="give --source without a version"):
+        asyncio.run(add_policy(wanted))
