@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from astraflow.algorithms.base import Credit, Curate, Keep, Pace, Select, State
@@ -32,7 +33,11 @@ class Pipeline:
             _require(f"keep[{index}]", keep, Keep)
 
     def state_dict(self) -> State:
-        """State of every element that has one, by its place (``curate``, ``keep.0``…); msgpack types and arrays."""
+        """State of every element that has one, by its place (``curate``, ``keep.0``…); msgpack types and arrays.
+
+        An element without a state of its own may stand around one that has: it is found in fields of dataclasses and
+        attributes of algorithms (``credit.credit``, ``credit.shapes.0``). One that is in several places is named once.
+        """
         return {place: part.state_dict() for place, part in self._stateful().items()}
 
     def load_state_dict(self, state: State) -> None:
@@ -51,7 +56,26 @@ class Pipeline:
             **{f"keep.{index}": keep for index, keep in enumerate(self.keep)},
             "select": self.select,
         }
-        return {place: part for place, part in places.items() if callable(getattr(part, "state_dict", None))}
+        seen: set[int] = set()
+        return {inner: each for place, part in places.items() for inner, each in _within(place, part, seen)}
+
+
+def _within(place: str, part: object, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """What has a state in ``part``, outermost first; whoever has one answers for all inside it."""
+    if id(part) in seen or isinstance(part, type):
+        return
+    seen.add(id(part))
+    if callable(getattr(part, "state_dict", None)):
+        yield place, part
+    elif isinstance(part, tuple | list):
+        for index, each in enumerate(part):
+            yield from _within(f"{place}.{index}", each, seen)
+    elif is_dataclass(part):
+        for field in fields(part):
+            yield from _within(f"{place}.{field.name}", getattr(part, field.name), seen)
+    elif isinstance(part, (Curate, Pace, Credit, Keep, Select)):
+        for name, each in vars(part).items() if hasattr(part, "__dict__") else ():
+            yield from _within(f"{place}.{name}", each, seen)
 
 
 def _require(place: str, part: object, protocol: Any) -> None:

@@ -1,4 +1,4 @@
-"""Supervised rows in the batches of reinforcement: a fixed share of each, so that the mix never drifts."""
+"""Supervised rows in the batches of reinforcement: a fixed share, so that the mix never drifts."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ from fractions import Fraction
 from astraflow.algorithms.base import ReadyGroup, Select, State, Stateful
 from astraflow.algorithms.select import refuse_replay, replay_count
 
+GOLDEN = (5**0.5 - 1) / 2
+"""Multiples of it fill [0, 1) evenly, also every second or third of them: policies that take turns get equal shares."""
+
 
 class WithSupervised:
-    """``share`` of each batch's groups (half up) is supervised, oldest first; the others are picked by ``select``.
+    """``share`` of the groups is supervised, oldest first; the others are picked by ``select``.
 
+    Where it is no whole number of a batch's groups, batches get the number below or above it, so that over batches the
+    share is right: of 2 groups, a quarter is one in every second batch.
     A batch is always full. Supervised groups that are missing are made up for by others. Where others are missing it
     waits for them, unless none is open: the queue is then full of supervised groups (Curate gives more of them than
     ``share``), and waiting would never end. Which loss each row takes is its kind's.
@@ -22,23 +27,33 @@ class WithSupervised:
         refuse_replay("WithSupervised", select)
         self._select = select
         self._share = share
+        self._batches = 0
 
     def pick(self, ready: Sequence[ReadyGroup], *, need: int, oldest_open: int | None) -> list[int]:
         supervised = sorted((each for each in ready if is_supervised(each)), key=lambda each: each.arrival)
         others = [each for each in ready if not is_supervised(each)]
-        wanted = min(replay_count(need, self._share), len(supervised))
+        wanted = min(self._wanted(need), len(supervised))
         if oldest_open is None:
             wanted = max(wanted, min(need - len(others), len(supervised)))
         picked = [each.group for each in supervised[:wanted]]
-        if wanted == need:
-            return picked
-        rest = self._select.pick(others, need=need - wanted, oldest_open=oldest_open)
-        return [*rest, *picked] if rest else []
+        if wanted < need:
+            rest = self._select.pick(others, need=need - wanted, oldest_open=oldest_open)
+            picked = [*rest, *picked] if rest else []
+        self._batches += bool(picked)
+        return picked
+
+    def _wanted(self, need: int) -> int:
+        """``need * share``, rounded up in as many of the batches as its fraction says."""
+        exact = need * Fraction(str(self._share))
+        whole = int(exact)
+        return whole + ((self._batches + 1) * GOLDEN % 1 < exact - whole)
 
     def state_dict(self) -> State:
-        return {"select": self._select.state_dict() if isinstance(self._select, Stateful) else None}
+        inner = self._select.state_dict() if isinstance(self._select, Stateful) else None
+        return {"batches": self._batches, "select": inner}
 
     def load_state_dict(self, state: State) -> None:
+        self._batches = int(state["batches"])
         if isinstance(self._select, Stateful):
             self._select.load_state_dict(state["select"])
 

@@ -6,14 +6,16 @@ import numpy as np
 import pytest
 
 from astraflow.algorithms.base import Admission
-from astraflow.algorithms.credit import GroupMean, Returns, Whitened
-from astraflow.algorithms.curate import Mixture, Shuffled, Stage, Stages
+from astraflow.algorithms.credit import GroupMean, PerTask, Returns, Whitened
+from astraflow.algorithms.credit_shapes import Shaped, TurnDiscount
+from astraflow.algorithms.curate import Greso, Mixture, OverSampled, Shuffled, Stage, Stages
 from astraflow.algorithms.keep import DropTruncated, DropZeroVariance
+from astraflow.algorithms.keep_subset import MaxVariance, OfSubset
 from astraflow.algorithms.pace import AllHaveRoom, BoundedStaleness
 from astraflow.algorithms.select import EarliestDeadline, Fifo
 from astraflow.errors import ConfigError
 from astraflow.tasks.lists import ListTasks
-from astraflow.testing.check_algorithm import check_algorithm
+from astraflow.testing.check_algorithm import check_algorithm, unit_table
 from astraflow.types import Task
 from tests.unit.dataflow_pure.build import pipeline
 
@@ -169,6 +171,88 @@ def test_state_of_another_composition_is_refused():
     assert state["keep.1"] == {"seen": 1}
     with pytest.raises(ConfigError, match=r"pipeline state is of \['curate', 'keep.1'\], this recipe has \['curate'\]"):
         pipeline().load_state_dict(state)
+
+
+class Counting(Returns):
+    """A Credit with a state: how many groups it has credited."""
+
+    def __init__(self, seen=0):
+        object.__setattr__(self, "seen", seen)
+
+    def group(self, units):
+        object.__setattr__(self, "seen", self.seen + 1)
+        return super().group(units)
+
+    def state_dict(self):
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state):
+        object.__setattr__(self, "seen", state["seen"])
+
+
+class Shape:
+    """A stateful one."""
+
+    seen = 0
+
+    def __call__(self, units):
+        self.seen += 1
+        return units
+
+    def state_dict(self):
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state):
+        self.seen = state["seen"]
+
+
+class Plain:
+    """A wrapper that is no dataclass and knows of no state."""
+
+    def __init__(self, credit):
+        self._credit = credit
+
+    def group(self, units):
+        return self._credit.group(units)
+
+    def batch(self, units, advantages):
+        return self._credit.batch(units, advantages)
+
+
+WRAPPED = {
+    "credit": lambda inner: inner,
+    "credit.credit": lambda inner: Whitened(credit=inner),
+    "credit.credit.credit": lambda inner: PerTask(credit=Whitened(credit=inner)),
+    "credit._credit": Plain,
+    "credit._credit.credit": lambda inner: Plain(OfSubset(subset=MaxVariance(keep=2), credit=inner)),
+}
+
+
+@pytest.mark.parametrize("place", WRAPPED)
+def test_f70_a_stateful_credit_keeps_its_state_inside_wrappers(place):
+    def made():
+        return pipeline(credit=WRAPPED[place](Counting()))
+
+    first, second = made(), made()
+    for seed in range(3):
+        first.credit.group(unit_table(seed))
+    state = first.state_dict()
+    assert state[place] == {"seen": 3}
+    second.load_state_dict(state)
+    assert second.state_dict() == state
+    with pytest.raises(ConfigError, match="this recipe has"):
+        pipeline(credit=GroupMean()).load_state_dict(state)
+
+
+def test_f70_stateful_shapes_and_what_stands_in_two_places_are_named_once():
+    shape = Shape()
+    curate = Greso(ListTasks("t", [Task(key="a"), Task(key="b")]), group_size=2)
+    credit = Shaped(shapes=(TurnDiscount(gamma=0.9), shape), credit=Counting())
+    made = pipeline(curate=curate, pace=OverSampled(curate=curate), credit=credit)
+    made.credit.group(unit_table(1))
+    state = made.state_dict()
+    assert state.keys() == {"curate", "credit.shapes.1", "credit.credit"}
+    assert state["credit.shapes.1"] == {"seen": 1}
 
 
 @pytest.mark.parametrize("place", ["curate", "pace", "credit", "select"])

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,11 +27,32 @@ def test_each_batch_has_its_share():
     assert pick("s1s1s111") == [1, 3, 5, 0]
     assert pick("s1s1s111", share=0.5) == [1, 3, 0, 2]
     assert pick("s1s1s111", share=0, need=3) == [1, 3, 5]
-    assert pick("1" * 8 + "ss", share="0.29", need=7) == [0, 1, 2, 3, 4, 8, 9], "half up: 2.03 of 7"
+    assert pick("1" * 8 + "ss", share="0.29", need=7) == [0, 1, 2, 3, 4, 8, 9], "2.03 of 7"
 
 
 def test_the_others_are_picked_as_ever():
     assert pick("s3211", select=EarliestDeadline()) == [3, 4, 2, 0]
+
+
+@pytest.mark.parametrize("need", [1, 2, 3, 7, 8])
+@pytest.mark.parametrize("share", ["0.1", "0.25", "0.3", "0.5", "1/3"])
+def test_over_batches_the_share_is_right(need, share):
+    """Rounding each batch by itself would give none of 1 group at .25, and half of 2."""
+    mix = WithSupervised(Fifo(), share=share)
+    of_batch = [sum(n < 8 for n in mix.pick(ready("s" * 8 + "1" * 8), need=need, oldest_open=None)) for _ in range(400)]
+    exact = need * Fraction(share)
+    assert set(of_batch) <= {int(exact), int(exact) + 1}
+    for batches in (40, 400):
+        assert abs(sum(of_batch[:batches]) - batches * exact) <= 2
+    for every, first in ((2, 0), (2, 1), (3, 2)):
+        turns = of_batch[first::every]
+        assert abs(sum(turns) - len(turns) * exact) <= 4, "a policy that takes turns with others has it too"
+
+
+def test_what_was_not_picked_is_no_batch():
+    mix = WithSupervised(Fifo(), share=0.5)
+    assert mix.pick(ready("s"), need=3, oldest_open=9) == []
+    assert mix.state_dict() == WithSupervised(Fifo(), share=0.5).state_dict()
 
 
 def test_missing_supervised_groups_are_made_up_for():

@@ -184,8 +184,8 @@ def test_the_state_of_the_inner_choice_is_kept_with_it():
     outer = WithReplay(WithSupervised(inner, share=0), ratio=0.5)
     pick(outer, ready(1, 2, 3, 4), [])
     state = outer.state_dict()
-    assert state["select"] == {"select": {"turns": 1}}
-    outer.load_state_dict({**state, "select": {"select": {"turns": 5}}})
+    assert state["select"]["select"] == {"turns": 1}
+    outer.load_state_dict({**state, "select": {**state["select"], "select": {"turns": 5}}})
     assert inner.turns == 5
 
 
