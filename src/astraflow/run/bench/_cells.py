@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import itertools
 import json
 import os
+import queue
 import shutil
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -111,11 +114,11 @@ async def _ask(worker: asyncio.subprocess.Process, cell: Cell) -> Any:
 
 
 async def _end(worker: asyncio.subprocess.Process) -> None:
-    """No more cells: it ends by itself, or is ended."""
+    """No more cells: it ends by itself, whatever it does; or is ended."""
     assert worker.stdin is not None
     worker.stdin.close()
     try:
-        async with asyncio.timeout(LEAVE_S if sys.exc_info()[0] is None else 0):
+        async with asyncio.timeout(LEAVE_S):
             await worker.wait()
     except TimeoutError:
         worker.kill()
@@ -129,16 +132,26 @@ def say(line: str) -> None:
 
 
 def main() -> None:
-    """A worker, until its standard input ends."""
+    """A worker, until its standard input ends: also in the middle of a cell, for then nobody wants the answer."""
     play = importlib.import_module(sys.argv[1]).play
     answers, sys.stdout = sys.stdout, sys.stderr  # whatever is printed meanwhile is no answer
-    with tempfile.TemporaryDirectory(prefix="astraflow-cells-") as folder:
-        for number, line in enumerate(sys.stdin):
-            own = Path(folder) / str(number)
-            own.mkdir()
-            answers.write(json.dumps(play(json.loads(line), own)) + "\n")
-            answers.flush()
-            shutil.rmtree(own)
+    folder = Path(tempfile.mkdtemp(prefix="astraflow-cells-"))
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(lines, folder), daemon=True).start()
+    for number in itertools.count():
+        cell = json.loads(lines.get())  # or the end of this process, by the listener
+        own = folder / str(number)
+        own.mkdir()
+        answers.write(json.dumps(play(cell, own)) + "\n")
+        answers.flush()
+        shutil.rmtree(own)
+
+
+def _listen(lines: queue.SimpleQueue[str], folder: Path) -> None:
+    for line in sys.stdin:
+        lines.put(line)
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)
 
 
 if __name__ == "__main__":

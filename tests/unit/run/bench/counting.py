@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ from typing import Any
 def play(cell: dict[str, Any], folder: Path) -> dict[str, Any]:
     if cell.get("dies"):
         os._exit(3)
+    if cell.get("waits"):
+        print("waits", flush=True)
+        threading.Event().wait(600)
     print("this is no answer")
     before = len(list(folder.parent.iterdir()))
     (folder / "rubbish").write_text("x")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -42,3 +45,18 @@ def test_a_worker_that_dies_is_named_with_its_cell_and_what_was_finished_stays(t
     with pytest.raises(RunFailed, match=r'worker of cell {"dies": true, "n": 2} died'):
         played(tmp_path, [{"n": 1}, {"n": 2, "dies": True}, {"n": 3}], processes=1)
     assert [entry["twice"] for entry in read_known(tmp_path / FILE).values()] == [2]
+
+
+def test_a_worker_ends_with_whoever_asked_also_in_the_middle_of_a_cell(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "astraflow.run.bench._cells", MODULE]
+    pipe = subprocess.PIPE
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment, text=True) as worker:
+        assert worker.stdin is not None
+        assert worker.stderr is not None
+        worker.stdin.write('{"n": 1, "waits": true}\n')
+        worker.stdin.flush()
+        assert worker.stderr.readline() == "waits\n", "it plays"
+        worker.stdin.close()
+        assert worker.wait(60) == 0
+    assert not list(tmp_path.iterdir()), "nothing is left behind"
