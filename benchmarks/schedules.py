@@ -2,7 +2,8 @@
 
 The solver and the verifier of ``examples/two_policies.py``, warmed up once for all; then each run reinforces both from
 there, on real models, with a grader that takes its time (log-normal, p99 / p50 = 8, seeded), so that the schedules
-train data of different age. Each run is a process of its own with one torch thread. Prints one JSON object.
+train data of different age. Each run has a process and one torch thread. Prints one line of JSON a run as it ends, and
+one with the table.
 
     python -m benchmarks.schedules --seeds 5
 """
@@ -119,9 +120,12 @@ def measure(seeds: int, at_once: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="schedules-") as folder:
         changes = warmed_models(Path(folder))
         jobs = [(schedule, seed, changes) for seed in range(seeds) for schedule in SCHEDULES]
+        runs = []
         with ProcessPoolExecutor(at_once, mp_context=multiprocessing.get_context("spawn")) as pool:
-            runs = list(pool.map(learned, jobs))
-    return {"steps": STEPS, "schedules": {name: _spread(runs, name) for name in SCHEDULES}, "runs": runs}
+            for run in pool.map(learned, jobs):
+                print(json.dumps(run), flush=True)
+                runs.append(run)
+    return {"steps": STEPS, "schedules": {name: _spread(runs, name) for name in SCHEDULES}}
 
 
 def _spread(runs: list[dict[str, Any]], schedule: str) -> dict[str, Any]:
@@ -138,7 +142,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--at-once", type=int, default=2)
     arguments = parser.parse_args()
-    print(json.dumps(measure(arguments.seeds, arguments.at_once), indent=2))
+    print(json.dumps(measure(arguments.seeds, arguments.at_once)))
 
 
 if __name__ == "__main__":
