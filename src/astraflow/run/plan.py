@@ -55,7 +55,8 @@ def _policy(recipe: Recipe, name: str, policy: Policy) -> dict[str, Any]:
     memory = None
     if parameters is not None:
         serving = parameters * 2 * recipe.services
-        training = parameters * 16 if policy.trainable else 0
+        models = 2 if policy.trainer.loss.needs_critic else 1  # each with gradients and moments
+        training = parameters * 16 * models if policy.trainable else 0
         memory = round((serving + training + _kv_bytes(recipe, policy) * recipe.services) / MIB)
     return {
         "trainable": policy.trainable,
