@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as hnp
 
 from astraflow.errors import DigestMismatch, FullTransferNeeded
 from astraflow.weights import delta_write
-from astraflow.weights.delta import apply_delta, encode_delta, merge_deltas, read_header
+from astraflow.weights.delta import _each, apply_delta, encode_delta, merge_deltas, read_header
 from astraflow.weights.delta_file import PAGE, parse
 from astraflow.weights.delta_streams import find_changes, to_gaps, to_positions
 from astraflow.weights.digest import digest_tensors, quick_digest
@@ -333,6 +333,47 @@ def test_merging_agrees_with_applying(data: st.DataObject) -> None:
     first, second = (encode_delta(a, b, threads=1) for a, b in pairwise(states))
     apply_delta(held := copy(states[0]), merge_deltas(first, second, threads=1), threads=1)
     assert same(held, states[2])
+
+
+def test_memory_of_many_tensors_is_little() -> None:
+    """A tensor costs its entry in the index and a digest: no future, no buffer."""
+    import tracemalloc
+
+    rng = np.random.default_rng(0)
+    count = 600
+    base = {f"layer.{n}.weight": rng.integers(0, 1 << 16, 3000, dtype=np.uint16) for n in range(count)}
+    delta = encode_delta(base, nudge(base, share=0.05))
+    apply_delta(copy(base), delta, threads=2)
+    held = copy(base)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        apply_delta(held, delta, threads=2)
+        peak = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    assert peak < 2600 * count, peak
+
+
+def test_after_an_error_nothing_begins() -> None:
+    """What fails on one thread ends the others after what they are at; then it is raised."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    begun: list[int] = []
+
+    def call(item: int) -> int:
+        begun.append(item)
+        if item == 3:
+            raise MemoryError
+        return item
+
+    with ThreadPoolExecutor(2) as pool:
+        assert sorted(_each(pool, 2, call, [0, 1, 2])) == [0, 1, 2]
+        begun.clear()
+        with pytest.raises(MemoryError):
+            _each(pool, 1, call, range(100))
+    assert begun == [0, 1, 2, 3]
 
 
 def test_memory_beyond_the_base_is_little() -> None:
