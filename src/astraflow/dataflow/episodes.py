@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,6 +26,19 @@ SUPERVISED_DONE = "supervised_done"
 """Counter: of ``episodes_done``, those that only tokenised a row."""
 USER_FAILURES = 2
 """User code that raised is tried once more: it may be luck, but no third time."""
+
+
+class Waiting(NamedTuple):
+    """A pending training episode that needs an engine."""
+
+    group: int
+    idx: int
+    task: str
+    """Key."""
+    opened_at: float
+    """Of its group, or when it was leased last."""
+    begun_at: float
+    """When the first of its group that was not lost was leased; now, if none was."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +67,19 @@ class Episodes:
             int(supervised),
             limit,
         )
+
+    def waiting(self, now: float, *, limit: int) -> list[Waiting]:
+        """Of the training lane, oldest first."""
+        rows = self._store.all(
+            "SELECT e.group_id, e.idx, g.task_key, COALESCE(e.leased_at, g.opened_at), "
+            "COALESCE((SELECT MIN(o.leased_at) FROM episodes o "
+            "WHERE o.group_id = e.group_id AND o.state IN ('leased', 'done')), ?) "
+            "FROM episodes e JOIN groups g ON g.id = e.group_id "
+            "WHERE e.state = 'pending' AND e.lane = 0 AND e.supervised = 0 ORDER BY e.group_id, e.idx LIMIT ?",
+            now,
+            limit,
+        )
+        return [Waiting(*row) for row in rows]
 
     def held(self, worker: str) -> tuple[int, int]:
         """Leases that a worker holds: (train, eval)."""
@@ -208,6 +235,7 @@ class Episodes:
         self._store.event(
             now, "done", group=group, idx=idx, attempt=attempt, worker=worker, outcome=episode.outcome,
             score=episode.score, wall_s=round(episode.wall_s, 3), samples=self._by_policy(episode, samples),
+            tokens=_sampled(episode),
         )  # fmt: skip
         return self._groups.member_ended(now, group)
 
@@ -327,6 +355,12 @@ class Episodes:
     def expire_worker(self, worker: str) -> None:
         """Its leases run out at once, at the next sweep."""
         self._store.run("UPDATE episodes SET expires_at = 0 WHERE state = 'leased' AND worker = ?", (worker,))
+
+
+def _sampled(episode: Episode) -> int:
+    """Tokens that engines sampled for it."""
+    spans = [span for each in episode.trajectories for sample in each.samples for span in sample.spans]
+    return sum(span.stop - span.start for span in spans)
 
 
 def parse_lease(lease: str) -> tuple[int, int, int]:

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from astraflow.algorithms.base import Admission
-from astraflow.dataflow.assign import assign
+from astraflow.dataflow.assign import Paces, Work, assign, chosen
 from astraflow.dataflow.episodes import Place
 from astraflow.dataflow.groups import SUPERVISED
 from astraflow.dataflow.ledger import Ledger
@@ -17,6 +17,10 @@ from astraflow.types import Task
 from astraflow.wire import messages as m
 
 TRAIN, EVAL = 0, 1
+LOOK = 1024
+"""Pending episodes among which one is chosen for a worker, the oldest."""
+TRIES = 4
+"""What is admitted for a slow worker may be too long for it; the others get that, and one more try is made."""
 
 
 def try_lease(ledger: Ledger, now: float, request: m.LeaseRequest) -> m.LeaseReply:
@@ -29,16 +33,26 @@ def try_lease(ledger: Ledger, now: float, request: m.LeaseRequest) -> m.LeaseRep
     if not ledger.policies.complete or ledger.components.drains(request.worker):
         return m.LeaseReply(manifests=manifests, reason=WaitReason.NO_ROOM)
     engine = ledger.needed_policies() <= set(can.policies)
+    ledger.speeds.read(now)
+    paces = ledger.speeds.paces(request.worker) if engine else None
     evals = _pending(ledger, EVAL, engine, can.supervised, request.count)
-    train = _pending(ledger, TRAIN, engine, can.supervised, request.count)
-    reason = WaitReason.NO_CAPABLE
-    if len(train) < request.count:
-        reason = _admit(ledger, now, request.count - len(train)) or reason
-        train = _pending(ledger, TRAIN, engine, can.supervised, request.count)
+    train = _train(ledger, now, paces, engine, request)
+    reason = WaitReason.NO_CAPABLE if paces is None else WaitReason.TOO_SLOW
+    typical = Work(place=(0, 0), tokens=ledger.speeds.tokens(), left_s=ledger.speeds.horizon_s(now))
+    for _ in range(TRIES if paces is None or paces.suits(typical) else 0):
+        missing = request.count - len(chosen(train, paces))
+        if missing <= 0:
+            break
+        no_more = _admit(ledger, now, missing)
+        train = _train(ledger, now, paces, engine, request)
+        if no_more is not None or paces is None:
+            reason = no_more or reason
+            break
     held_train, held_eval = ledger.episodes.held(request.worker)
     places = assign(
         train,
         evals,
+        paces=paces,
         count=request.count,
         held_train=held_train,
         held_eval=held_eval,
@@ -59,6 +73,27 @@ def _pending(ledger: Ledger, lane: int, engine: bool, supervised: bool, limit: i
     if supervised:
         found += ledger.episodes.pending(lane=lane, supervised=True, limit=limit)
     return sorted(found)[:limit]
+
+
+def _train(ledger: Ledger, now: float, paces: Paces | None, engine: bool, request: m.LeaseRequest) -> list[Work]:
+    """What of the training episodes the worker can play, with what matters where workers differ in speed."""
+    supervised = request.capabilities.supervised
+    if paces is None:
+        return [Work(place=each) for each in _pending(ledger, TRAIN, engine, supervised, request.count)]
+    speeds, horizon_s = ledger.speeds, ledger.speeds.horizon_s(now)
+    found = [
+        Work(
+            place=(each.group, each.idx),
+            tokens=speeds.tokens(each.task),
+            left_s=horizon_s - (now - each.begun_at),
+            overdue=now - each.opened_at > min(horizon_s, ledger.spec.limits.time_limit_s),
+        )
+        for each in ledger.episodes.waiting(now, limit=max(LOOK, request.count))
+    ]
+    if supervised:
+        places = ledger.episodes.pending(lane=TRAIN, supervised=True, limit=request.count)
+        found += [Work(place=each) for each in places]
+    return sorted(found, key=lambda work: work.place)
 
 
 def _admit(ledger: Ledger, now: float, wanted: int) -> WaitReason | None:

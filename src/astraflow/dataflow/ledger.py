@@ -24,6 +24,7 @@ from astraflow.dataflow.groups import Groups
 from astraflow.dataflow.payloads import Payloads
 from astraflow.dataflow.policies import Policies
 from astraflow.dataflow.settings import RunSpec
+from astraflow.dataflow.speeds import Speeds
 from astraflow.dataflow.store import Store
 from astraflow.dataflow.tally import state_digest
 from astraflow.errors import ConfigError, RunFailed, by_kind
@@ -54,6 +55,7 @@ class Ledger:
         self.episodes = Episodes(self.store, spec, self.policies, self.groups, self.payloads)
         self.batches = Batches(self.store, self.policies, self.groups, self.payloads)
         self.components = Components(self.store, spec.limits)
+        self.speeds = Speeds(self.store, self.components, spec)
         self.evals = Evals(self.store, spec, self.policies, self.groups)
         self.exhausted = False
         """Curate had no task when it was last asked."""

@@ -12,6 +12,7 @@ _REASONS: dict[str, str] = {
     WaitReason.NO_ROOM: "as many groups are alive as can be trained before they are stale",
     WaitReason.NO_TASK: "the tasks are used up",
     WaitReason.NO_CAPABLE: "what is pending needs a policy that it does not serve",
+    WaitReason.TOO_SLOW: "a faster worker plays what is pending before it is stale, this one would not",
     WaitReason.NO_READY: "too few groups are kept",
     WaitReason.EVAL_FIRST: "its share of evaluation is used",
     WaitReason.STORAGE_FULL: "the disk of the run folder is full",

@@ -54,6 +54,8 @@ class WaitReason(StrEnum):
     """Curate has no task now"""
     NO_CAPABLE = "no_capable"
     """pending episodes need a policy that this worker does not serve"""
+    TOO_SLOW = "too_slow"
+    """a faster worker finishes what is pending before it is stale, this one would not"""
     NO_READY = "no_ready"
     """too few kept groups for a batch"""
     EVAL_FIRST = "eval_first"

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import pytest
 
 from astraflow.algorithms.keep import DropZeroVariance
-from astraflow.dataflow.assign import assign
 from astraflow.dataflow.settings import EvalSpec, Limits, PolicySpec, RunSpec
 from astraflow.errors import ConfigError, RunFailed, Starved
 from astraflow.observe.waits import WaitReason
@@ -207,34 +206,6 @@ def test_resuming_with_other_tasks_is_refused() -> None:
         rig.play_groups(1)
         with pytest.raises(ConfigError):
             rig.restart(make_spec(source=tasks(9, name="others")))
-
-
-@pytest.mark.parametrize(
-    ("train", "evals", "count", "held", "expected"),
-    [
-        (4, 4, 4, (0, 0), (1, 3)),
-        (4, 4, 4, (0, 1), (0, 4)),
-        (0, 4, 3, (0, 9), (3, 0)),
-        (1, 4, 4, (0, 0), (3, 1)),
-        (4, 0, 2, (5, 0), (0, 2)),
-        (9, 9, 1, (0, 0), (1, 0)),
-        (9, 9, 8, (8, 0), (4, 4)),
-        (0, 0, 5, (0, 0), (0, 0)),
-    ],
-)
-def test_assign(train: int, evals: int, count: int, held: tuple[int, int], expected: tuple[int, int]) -> None:
-    """(evaluation, training) leases given."""
-    places = assign(
-        [(2, i) for i in range(train)],
-        [(1, i) for i in range(evals)],
-        count=count,
-        held_train=held[0],
-        held_eval=held[1],
-        eval_share=0.25,
-    )
-    lane = [p for p in places if p[0] == 1]
-    assert (len(lane), len(places) - len(lane)) == expected
-    assert lane == sorted(lane)
 
 
 def test_settings_out_of_range_say_both_values() -> None:
