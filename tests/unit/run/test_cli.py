@@ -37,6 +37,9 @@ FLAGS = {
         "json",
     ),
     "freeze": ("run", "policy"),
+    "unfreeze": ("run", "policy"),
+    "cast": ("run", "role", "policy"),
+    "add-policy": ("run", "policy", "source", "role", "model", "frozen", "decay"),
     "swap": ("run", "policy", "source", "version"),
     "eval": ("recipe", "model", "policy", "set", "seed", "json"),
     "models get": ("name", "dir"),
@@ -58,6 +61,7 @@ FLAGS = {
         "policies",
         "policy_port",
         "policy_host",
+        "policy_address",
         "dataflow",
         "recipe",
         "run_dir",
@@ -82,7 +86,7 @@ def test_flags_are_frozen() -> None:
     """A new one needs a reason: deep settings are the recipe's."""
     found = {}
     for verb in VERBS:
-        module = importlib.import_module(f"astraflow.run.verbs.{verb.replace(' ', '_')}")
+        module = importlib.import_module(f"astraflow.run.verbs.{verb.replace(' ', '_').replace('-', '_')}")
         found[verb] = tuple(field.name for field in dataclasses.fields(module.Args))
     assert {verb: sorted(names) for verb, names in found.items()} == {v: sorted(f) for v, f in FLAGS.items()}
 
