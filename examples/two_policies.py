@@ -24,7 +24,7 @@ from astraflow.types import Sampling, Task
 from astraflow.workflows.solve_and_verify import SolveAndVerify
 
 MODEL = TinyModel(hidden=128, layers=2, intermediate=384, context=64, characters="0123456789 ?yn")
-WARM_UP_STEPS = 150
+WARM_UP_STEPS = 100
 GROUPS = 8
 CHECK = "{question} {answer}?"
 
