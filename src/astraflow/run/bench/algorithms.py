@@ -108,7 +108,7 @@ def play(cell: Cell, folder: Path) -> dict[str, Any]:
     from astraflow.run.bench._middle import pool, started
     from astraflow.trainer.settings import TrainerSettings
 
-    began = time.monotonic()
+    began, cpu = time.monotonic(), time.process_time()
     seed, steps = cell["seed"], cell["steps"]
     tasks = pool()
     plan = Plan(
@@ -132,6 +132,7 @@ def play(cell: Cell, folder: Path) -> dict[str, Any]:
         "masked": found.masked,
         "ended": found.ended,
         "wall_s": round(time.monotonic() - began, 1),
+        "cpu_s": round(time.process_time() - cpu, 1),
     }
 
 

@@ -87,7 +87,7 @@ def play(cell: Cell, folder: Path) -> dict[str, Any]:
     from astraflow.run.bench._middle import split, started
     from astraflow.trainer.settings import TrainerSettings
 
-    began = time.monotonic()
+    began, cpu = time.monotonic(), time.process_time()
     tasks = split()
     seed, steps = cell["seed"], cell["steps"]
     plan = Plan(
@@ -122,6 +122,7 @@ def play(cell: Cell, folder: Path) -> dict[str, Any]:
         "masked": found.masked,
         "ended": found.ended,
         "wall_s": round(time.monotonic() - began, 1),
+        "cpu_s": round(time.process_time() - cpu, 1),
     }
 
 
