@@ -53,8 +53,29 @@ def _row(worker: PoolWorker) -> tuple[str, ...]:
 
 
 def _traffic(metrics: Mapping[str, float]) -> str:
-    dropped = metrics.get("relay/dropped", 0.0)
-    return f"dropped {dropped:.0f} relays that served wrong bytes" if dropped else ""
+    dropped, refused = metrics.get("relay/dropped", 0.0), metrics.get("weights/refused", 0.0)
+    parts = [
+        f"dropped {dropped:.0f} relays that served wrong bytes" if dropped else "",
+        f"refused what its engine held {refused:.0f} times" if refused else "",
+        _weights(metrics),
+    ]
+    return "; ".join(part for part in parts if part)
+
+
+def _weights(metrics: Mapping[str, float]) -> str:
+    """``weights: 1.2 MB in 0.4 s, decoded 0.1 s, applied 0.2 s, proved 0.1 s, paused 3 ms``: all of them so far."""
+    if "weights/load_s" not in metrics:
+        return ""
+
+    def of(name: str) -> float:
+        # What came by way of relays and of the origin is told apart; what is not, as one.
+        parts = [value for key, value in metrics.items() if key.startswith(f"weights/{name}/")]
+        return sum(parts) if parts else metrics.get(f"weights/{name}", 0.0)
+
+    return (
+        f"weights: {of('bytes') / 1e6:.3g} MB in {of('download_s'):.3g} s, decoded {of('decode_s'):.3g} s, "
+        f"applied {of('load_s'):.3g} s, proved {of('attest_s'):.3g} s, paused {of('pause_s') * 1e3:.3g} ms"
+    )
 
 
 def _age(item: tuple[str, int]) -> int:

@@ -8,6 +8,12 @@ from astraflow.observe.metrics import Kind, Metric, Registry
 from astraflow.observe.waits import Wait
 from astraflow.wire.messages import EvalPoint, StatusReply
 
+SUMMED = (
+    *("weights/bytes", "weights/download_s", "weights/decode_s", "weights/load_s", "weights/pause_s"),
+    *("weights/attest_s", "weights/refused", "weights/believed", "relay/failed", "relay/dropped"),
+)
+"""Counters of weights, over the workers that are alive."""
+
 
 def fill_registry(registry: Registry, status: StatusReply) -> None:
     """Every call replaces the values of the one before."""
@@ -49,8 +55,10 @@ def _put_weights(registry: Registry, status: StatusReply) -> None:
     workers = [each.report for each in status.components if each.component == "rollout" and each.state == "alive"]
     lags = [newest.get(policy, at) - at for report in workers for policy, at in report.versions.items()]
     registry.put("weights/lag", max([0, *lags]))
-    for name in ("weights/bytes", "weights/download_s", "weights/load_s", "relay/failed", "relay/dropped"):
+    for name in SUMMED:
         registry.put(name, sum(_under(report.metrics, name) for report in workers))
+    longest = "weights/longest_pause_s"
+    registry.put(longest, max([0.0, *(report.metrics.get(longest, 0.0) for report in workers)]))
 
 
 def _under(metrics: Mapping[str, float], name: str) -> float:

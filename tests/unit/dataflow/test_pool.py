@@ -293,6 +293,17 @@ def test_the_table() -> None:
     assert "does not serve: dead" in lines[3]
     assert lines[4] == "1 workers serve, 2 should (grow: the trainer waits 40% of its time)"
     assert len(lines) == 5
+    took = {
+        "weights/bytes": 9e9, "weights/bytes/origin": 1e6, "weights/bytes/relay": 2e5, "weights/download_s": 0.4,
+        "weights/decode_s": 0.1, "weights/load_s": 0.25, "weights/attest_s": 0.05, "weights/pause_s": 0.003,
+        "weights/refused": 2.0,
+    }  # fmt: skip
+    lines = pool_lines(m.PoolReply(run="r", state="running", target=target, workers=(
+        msgspec.structs.replace(busy, metrics=took),)))  # fmt: skip
+    assert lines[2].endswith(
+        "refused what its engine held 2 times; weights: 1.2 MB in 0.4 s, decoded 0.1 s, applied 0.25 s, "
+        "proved 0.05 s, paused 3 ms"
+    )
     empty = m.PoolReply(run="r", state="running", workers=(), target=msgspec.structs.replace(target, workers=2))
     assert pool_lines(empty)[1] == "no worker is there"
     assert "as they should" in target_line(empty.target)

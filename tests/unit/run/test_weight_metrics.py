@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from astraflow.observe.metrics import Registry
-from astraflow.run.registry import fill_registry
+from astraflow.run.registry import SUMMED, fill_registry
 from astraflow.wire.messages import ComponentReport, ComponentStatus, PolicyStatus, StatusReply
 
 STATUS = StatusReply(
@@ -34,13 +34,16 @@ def shown(*workers: ComponentStatus) -> dict[str, float]:
 
 
 def test_they_exist_at_zero() -> None:
-    names = ("weights/lag", "weights/bytes", "weights/download_s", "weights/load_s", "relay/failed", "relay/dropped")
+    names = ("weights/lag", "weights/longest_pause_s", *SUMMED)
+    assert {"weights/decode_s", "weights/pause_s", "weights/refused", "relay/dropped"} < set(names)
     assert {name: shown()[name] for name in names} == dict.fromkeys(names, 0.0)
 
 
 def test_the_furthest_behind_and_sums_over_who_is_alive() -> None:
     found = shown(
-        worker("a", 7, weights__bytes=100.0, weights__load_s=1.5, relay__failed=1.0),
+        worker("a", 7, weights__bytes=100.0, weights__load_s=1.5, weights__longest_pause_s=0.004, relay__failed=1.0),
+        worker("d", 7, weights__longest_pause_s=0.002, weights__pause_s=0.5, weights__refused=1.0),
+        worker("e", 7, weights__pause_s=0.25, weights__decode_s=2.0, weights__attest_s=1.0),
         worker(
             "b", 4, weights__bytes=70.0, weights__bytes__origin=30.0, weights__bytes__relay=40.0, relay__dropped=1.0
         ),
@@ -50,4 +53,6 @@ def test_the_furthest_behind_and_sums_over_who_is_alive() -> None:
     assert found["weights/lag"] == 3
     assert found["weights/bytes"] == 170.0
     assert found["weights/download_s"] == 0.75
+    assert (found["weights/longest_pause_s"], found["weights/pause_s"]) == (0.004, 0.75)
+    assert [found[f"weights/{name}"] for name in ("decode_s", "attest_s", "refused")] == [2.0, 1.0, 1.0]
     assert (found["weights/load_s"], found["relay/failed"], found["relay/dropped"]) == (1.5, 1.0, 1.0)

@@ -1,4 +1,6 @@
-"""Weights in parts, each a dict of figures: ``codec`` (bytes, time, memory of deltas), ``catch_up``.
+"""Weights in parts, each a dict of figures: ``codec`` (bytes, time, memory of deltas), ``catch_up``, ``pause`` (of
+decoding, while weights are taken), ``drift`` (of log-probs between right computations), ``faults`` (eight
+ways to get them wrong, named).
 
 A part is a function of ``Setup``; ``--parts NAME`` runs only some.
 """
@@ -16,13 +18,16 @@ from astraflow.errors import ConfigError
 from astraflow.run.bench._adam import Weights, bf16_weights, published, simulated, trained
 from astraflow.run.bench._catch_up import catch_up
 from astraflow.run.bench._codec import changed, sizes, speed
+from astraflow.run.bench.drift import drift
+from astraflow.run.bench.faults import faults_named
+from astraflow.run.bench.pause import pause
 from astraflow.run.models import get
 from astraflow.weights.delta import bits_of
 from astraflow.weights.manifest import weight_files_in
 
 LRS = (1e-6, 5e-6)
 DENSITIES = (0.001, 0.01, 0.05, 0.2)
-LEFT = ("pause_ms", "pools behind a netem link", "faults_named")
+LEFT = ("pools behind a netem link",)
 
 
 @dataclass
@@ -98,4 +103,23 @@ def catching_up(setup: Setup) -> dict[str, Any]:
     return catch_up(simulated(small, LRS[0], seed=setup.seed))
 
 
-PARTS: dict[str, Callable[[Setup], dict[str, Any]]] = {"codec": codec, "catch_up": catching_up}
+def pausing(setup: Setup) -> dict[str, Any]:
+    return pause(setup.folder, seed=setup.seed)
+
+
+def drifting(setup: Setup) -> dict[str, Any]:
+    return {"canary_drift": drift(setup.folder)}
+
+
+def faults(setup: Setup) -> dict[str, Any]:
+    found = faults_named(seed=setup.seed)
+    return {"faults_named": found["tensors"]["named"], "faults": found}
+
+
+PARTS: dict[str, Callable[[Setup], dict[str, Any]]] = {
+    "codec": codec,
+    "catch_up": catching_up,
+    "pause": pausing,
+    "drift": drifting,
+    "faults": faults,
+}

@@ -1,0 +1,118 @@
+"""How long decoding stands still while the engine takes new weights: the gap between steps, with an update and without.
+
+The embedded engine decodes all its slots all the time; a version is read from disk, verified, prepared and taken, and
+proved by comparing its tensors, while the steps go on. Each number is of the decode thread itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from safetensors.torch import load_file, save_file
+
+from astraflow.engines.attested import AttestedEngine
+from astraflow.engines.base import GenerateRequest
+from astraflow.engines.settings import EngineSettings
+from astraflow.engines.torch_engine import TorchEngine
+from astraflow.types import Sampling
+from astraflow.weights.manifest import manifest_of_files, weight_files_in
+
+LIMIT_MS = 10.0
+"""What a pause may be longer than a decode step."""
+
+
+def pause(folder: Path, *, slots: int = 8, updates: int = 3, quiet_s: float = 5.0, seed: int = 0) -> dict[str, Any]:
+    """``quiet_s``: of decoding without an update before each one."""
+    with tempfile.TemporaryDirectory() as place:
+        return asyncio.run(_measure(folder, Path(place), slots, updates, quiet_s, seed))
+
+
+async def _measure(folder: Path, place: Path, slots: int, updates: int, quiet_s: float, seed: int) -> dict[str, Any]:
+    inner = TorchEngine(folder, "policy", EngineSettings(slots=slots, end_ids=()))
+    engine = AttestedEngine(inner)
+    await engine.start()
+    ended = _watch(inner)
+    try:
+        await engine.load(manifest_of_files(weight_files_in(folder), "policy"), weight_files_in(folder))
+        room = min(4096, engine.info().max_context) - 16
+        asked = [asyncio.create_task(_decode(engine, room, seed + n)) for n in range(slots)]
+        quiet: list[float] = []
+        busy: list[float] = []
+        for version in range(1, updates + 1):
+            files = _version(folder, place, version)
+            manifest = msgspec.structs.replace(manifest_of_files(files, "policy", version=version), serial=version)
+            began = time.perf_counter()
+            await asyncio.sleep(quiet_s)
+            quiet += _gaps(ended, began, time.perf_counter())
+            began = time.perf_counter()
+            await engine.load(manifest, files)
+            busy += _gaps(ended, began, time.perf_counter())
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+    finally:
+        await engine.close()
+    return _found(quiet, busy, inner.longest_pause_s, engine.metrics()["weights/attest_s"] / (updates + 1))
+
+
+def _found(quiet: Sequence[float], busy: Sequence[float], taken_s: float, attest_s: float) -> dict[str, Any]:
+    step = float(np.median(quiet))
+    longest = max(busy)
+    return {
+        "decode_step_ms": step * 1e3,
+        "decode_step_longest_ms": max(quiet) * 1e3,
+        "step_while_updating_ms": float(np.median(busy)) * 1e3,
+        "step_while_updating_longest_ms": longest * 1e3,
+        "swap_ms": taken_s * 1e3,
+        "pause_ms": (longest - step) * 1e3,
+        "pause_within": bool(longest - step <= step + LIMIT_MS / 1e3),
+        "attest_ms": attest_s * 1e3,
+        "steps": [len(quiet), len(busy)],
+    }
+
+
+def _watch(engine: TorchEngine) -> list[float]:
+    """When each decode step ended, from now on."""
+    decoder = engine._decoder
+    assert decoder is not None, "an engine that has started has one"
+    ended: list[float] = []
+    real = decoder.step
+
+    def step() -> int:
+        rows = real()
+        ended.append(time.perf_counter())
+        return rows
+
+    decoder.step = step  # type: ignore[method-assign]
+    return ended
+
+
+def _gaps(ended: Sequence[float], began: float, until: float) -> list[float]:
+    inside = [at for at in ended if began <= at <= until]
+    return np.diff(inside).tolist() if len(inside) > 1 else []
+
+
+async def _decode(engine: AttestedEngine, room: int, seed: int) -> None:
+    """One sequence after the other, until cancelled."""
+    while True:
+        prompt = np.random.default_rng(seed).integers(10, 200, 8).astype(np.int32)
+        await engine.generate(GenerateRequest(tokens=prompt, sampling=Sampling(max_tokens=room, seed=seed)))
+        seed += 1000
+
+
+def _version(folder: Path, place: Path, version: int) -> list[Path]:
+    """The folder's weights, every matrix scaled a little."""
+    files = []
+    for source in weight_files_in(folder):
+        path = place / str(version) / source.name
+        path.parent.mkdir(exist_ok=True)
+        save_file({name: tensor * (1 + 0.01 * version) for name, tensor in load_file(source).items()}, path)
+        files.append(path)
+    return files
