@@ -90,6 +90,7 @@ class HostileSite:
             "batch": m.BatchRequest(policy="p", trainer_epoch=epoch),
             "commit": commit,
             "fail": m.FailRequest(policy="p", batch=batch.id, trainer_epoch=epoch, error="boom"),
+            "publish": m.PublishRequest(policy="p", manifest=rigs.manifest("p", 1), of_version=1),
             "manifest": m.ManifestRequest(policy="p", version=1),
             "report": m.ReportRequest(component="trainer", name="t-p", incarnation="t", report=m.ComponentReport()),
             "events": m.EventsRequest(after=0, limit=5),

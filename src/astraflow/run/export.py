@@ -25,6 +25,7 @@ def export_version(run: RunFolder, recipe: Recipe, *, policy: str, version: int 
         raise ConfigError(f"{target} exists and is not empty; name another folder")
     with open_run_db(run.database) as db:
         manifest = db.manifest(policy, version)
+        like = db.joined().get(policy, policy)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     pulled = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
@@ -32,7 +33,7 @@ def export_version(run: RunFolder, recipe: Recipe, *, policy: str, version: int 
         store: WeightStore = ObjectStore.open(recipe.store) if recipe.store else DirStore(run.weights)
         stored = asyncio.run(_fetch(store, manifest, pulled, where=recipe.store or str(run.weights)))
         partial.chmod(0o755)
-        model = recipe.policies[policy].folder()
+        model = recipe.policies[like].folder()
         copy_all_but_weights(model, partial)
         names = [_file_name(path.name, n, len(stored)) for n, path in enumerate(stored)]
         paths = [partial / name for name in names]

@@ -191,6 +191,11 @@ class RunDb:
         found = dict(zip(("state", "outcome", "kind", "score", "attempt", "worker"), row, strict=True))
         return {**found, "samples": [dict(zip(names, sample, strict=True)) for sample in samples]}
 
+    def joined(self) -> dict[str, str]:
+        """Policies that joined while the run went on → which of the recipe each is like."""
+        rows = self.connection.execute("SELECT value FROM meta WHERE key GLOB 'added/*' ORDER BY key").fetchall()
+        return {each["name"]: each["like"] for each in map(json.loads, (text for (text,) in rows))}
+
     def manifest(self, policy: str, version: int | None) -> Manifest:
         """The newest publication of a version, or of all. Raises NotFound."""
         condition, values = ("", (policy,)) if version is None else (" AND version = ?", (policy, version))

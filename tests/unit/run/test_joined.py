@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from astraflow.errors import ConfigError
@@ -15,6 +17,8 @@ from astraflow.run.adding import add_policy, split_source
 from astraflow.run.checks import check_recipe
 from astraflow.run.joined import initial_folder, need_trainers, place_in, place_of
 from astraflow.run.recipe import Policy, Recipe
+from astraflow.run.replay.record import read_record
+from astraflow.run.run_db import RunDb
 from astraflow.run.supervisor import Listen, Supervisor
 from astraflow.run.tiny_model import TinyModel
 from astraflow.types import Manifest
@@ -171,6 +175,23 @@ def test_a_trainer_that_left_comes_again_when_its_policy_is_trained_again(
 
 def test_nobody_is_trained_where_the_recipe_has_no_steps(recipe_with: Callable[..., Recipe]) -> None:
     assert need_trainers(recipe_with(**two(), steps=0), status(added=ADDED)) == []
+
+
+# ── a run that is over ──
+
+
+def test_what_joined_is_known_from_the_run_s_file_and_such_a_run_is_not_replayed() -> None:
+    db = RunDb(sqlite3.connect(":memory:"))
+    db.connection.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value)")
+    assert db.joined() == {}
+    for each in ADDED:
+        db.connection.execute(
+            "INSERT INTO meta VALUES (?, ?)", (f"added/{each.name}", msgspec.json.encode(each).decode())
+        )
+    assert db.joined() == {"idle": "main", "late": "main", "mean": "main"}
+    with pytest.raises(ConfigError, match="idle, late, mean joined this run while it went on"):
+        read_record(db, None)
+    db.connection.close()
 
 
 # ── the command line ──

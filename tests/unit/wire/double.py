@@ -54,6 +54,9 @@ class ScriptedDataflow:
     async def fail(self, request: m.FailRequest) -> m.FailReply:
         return await self._answer("fail", request, m.FailReply)
 
+    async def publish(self, request: m.PublishRequest) -> m.PublishReply:
+        return await self._answer("publish", request, m.PublishReply)
+
     async def manifest(self, request: m.ManifestRequest) -> Manifest:
         return await self._answer("manifest", request, Manifest)
 

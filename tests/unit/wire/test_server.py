@@ -150,18 +150,18 @@ def test_f96_another_roles_token_is_403() -> None:
                 assert (status, error.kind) == (403, "Forbidden")
                 assert name in error.message and str(role) in error.message
                 refused += 1
-        assert refused == 20 and here.dataflow.seen == []
+        assert refused == 22 and here.dataflow.seen == []
 
     run(scenario)
 
 
 def test_f96_a_trainer_speaks_for_its_own_policy_only() -> None:
     async def scenario(here: Site) -> None:
-        for name in ("resume", "batch", "commit", "fail", "hello"):
+        for name in ("resume", "batch", "commit", "fail", "publish", "hello"):
             body = encode(EXAMPLES[CALLS[name].request.__name__])
             status, error = await here.refused(name, body, here.tokens.trainers["q"])
             assert (status, error.kind) == (403, "Forbidden") and "policy q" in error.message
-        for name in ("resume", "commit"):
+        for name in ("resume", "commit", "publish"):
             foreign = msgspec.structs.replace(EXAMPLES[CALLS[name].request.__name__], policy="q")
             assert (await here.refused(name, encode(foreign), here.tokens.trainers["q"]))[0] == 403
         assert here.dataflow.seen == []

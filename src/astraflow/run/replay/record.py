@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from astraflow.dataflow.retelling import Told
+from astraflow.errors import ConfigError
 from astraflow.run.run_db import RunDb
 from astraflow.types import Episode, Outcome, Sample, SampleKind, Span, Task, Trajectory, Turn
 from astraflow.wire.codec import decode
@@ -57,7 +58,13 @@ class Record:
 
 
 def read_record(db: RunDb, payloads: Any) -> Record:
-    """``payloads``: the folder of large ones. The database must stay open while the record is used."""
+    """``payloads``: the folder of large ones. The database must stay open while the record is used. Raises ConfigError
+    for a run that policies joined."""
+    if joined := db.joined():
+        raise ConfigError(
+            f"{', '.join(joined)} joined this run while it went on: its recipe does not tell what would have come of "
+            "that under other algorithms, so it cannot be replayed"
+        )
     groups = _groups(db)
     rebuilt: set[int] = set()
 

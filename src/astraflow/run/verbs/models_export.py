@@ -25,10 +25,13 @@ def main(args: Args) -> int:
     from astraflow.run.config import load_config
     from astraflow.run.export import export_version
     from astraflow.run.layout import RunFolder
+    from astraflow.run.run_db import open_run_db
 
     run = RunFolder(args.run).require()
     recipe = load_config(run.path).recipe
-    policy = choose_policy(recipe, args.policy)
+    with open_run_db(run.database) as db:
+        joined = db.joined()
+    policy = args.policy if args.policy in joined else choose_policy(recipe, args.policy)
     manifest = export_version(run, recipe, policy=policy, version=args.version, target=args.dir)
     print(f"{args.dir}: version {manifest.version} of policy {policy}, digest {manifest.digest[:16]}")
     return 0

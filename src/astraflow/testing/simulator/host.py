@@ -85,6 +85,9 @@ class Host:
     async def fail(self, request: m.FailRequest) -> Any:
         return await self._handle("fail", request)
 
+    async def publish(self, request: m.PublishRequest) -> Any:
+        return await self._handle("publish", request)
+
     async def manifest(self, request: m.ManifestRequest) -> Any:
         return await self._handle("manifest", request)
 
