@@ -63,9 +63,6 @@ class ScriptedDataflow:
     async def report(self, request: m.ReportRequest) -> m.Done:
         return await self._answer("report", request, m.Done)
 
-    async def publish(self, request: m.PublishRequest) -> m.PublishReply:
-        return await self._answer("publish", request, m.PublishReply)
-
     async def status(self) -> m.StatusReply:
         return await self._answer("status", None, m.StatusReply)
 
