@@ -74,8 +74,6 @@ class DataflowService:
         self._marks: set[str] = set()
         self._generation: dict[str, int] = {}
         self._waiting: dict[str, asyncio.Event] = {}
-        self._unheard = False
-        """No call could be written for want of space, since the last tick that was."""
         self._closed = False
         self._lags_s: deque[float] = deque([0.0], maxlen=LAGS)
         """How late the last ticks were: the loop was busy."""
@@ -116,12 +114,7 @@ class DataflowService:
 
     async def tick(self) -> None:
         """One sweep now."""
-        try:
-            await self._commits.write(self._tick)
-        except StorageFull:
-            self._unheard = True
-            raise
-        self._unheard = False
+        await self._commits.write(self._tick)
 
     async def close(self) -> None:
         """Refuse what waits and let go of the file; a second call does nothing."""
@@ -200,14 +193,8 @@ class DataflowService:
         settle_ready(self.ledger, now)
         self._mark_all()
 
-    def _sweep(self, now: float) -> bool:
-        if self._unheard:  # the disk was full: as after a restart, everybody who could not be heard gets a new term
-            self.ledger.episodes.new_terms(now)
-            self.ledger.components.new_terms(now)
-        return sweep(self.ledger, now)
-
     def _tick(self, now: float) -> None:
-        if self._sweep(now):
+        if sweep(self.ledger, now):
             self._mark_all()
         if self._watchdog.look(now):
             self._mark_all()
@@ -235,10 +222,9 @@ class DataflowService:
         )
 
     def _heard(self, now: float, component: str, name: str, incarnation: str) -> None:
-        if self.ledger.components.heard(now, component, name, incarnation) and component == ROLLOUT:
-            self.ledger.episodes.expire_worker(name)
-            if self._sweep(now):
-                self._mark(LEASE)
+        replaced = self.ledger.components.heard(now, component, name, incarnation)
+        if replaced and component == ROLLOUT and sweep(self.ledger, now, gone=name):
+            self._mark(LEASE)
 
     async def lease(self, request: m.LeaseRequest) -> m.LeaseReply:
         if not 0 <= request.count <= MAX_LEASES:

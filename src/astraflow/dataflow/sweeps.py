@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from astraflow.dataflow.components import ROLLOUT
 from astraflow.dataflow.ledger import Ledger
+from astraflow.dataflow.settings import Limits
 from astraflow.types import FailureKind
 
 LATELY = 32
 """Groups that closed last: what they took is expected of those that are open."""
+SWEPT = "swept_at"
+"""Where the ledger keeps when it was last swept: an undone transaction takes that back too."""
 
 
-def sweep(ledger: Ledger, now: float) -> bool:
-    """Sweep dead components, expired leases and time limits; True if an episode became pending or a group ready."""
+def sweep(ledger: Ledger, now: float, *, gone: str | None = None) -> bool:
+    """Sweep dead components, expired leases and time limits; True if an episode became pending or a group ready.
+
+    ``gone``: a rollout service that is no more, whose leases end at once.
+    """
+    _hear_again(ledger, now)
+    if gone is not None:
+        ledger.episodes.expire_worker(gone)
     for component, name in ledger.components.bury(now):
         if component == ROLLOUT:
             ledger.episodes.expire_worker(name)
@@ -26,12 +35,27 @@ def sweep(ledger: Ledger, now: float) -> bool:
     return changed
 
 
+def deaf_after_s(limits: Limits) -> float:
+    """A longer gap between two sweeps is dataflow's own silence. A shorter one leaves whoever speaks time to be heard:
+    a heartbeat is at most half of any term."""
+    return min(limits.lease_ttl_s, limits.dead_after_s) / 2
+
+
+def _hear_again(ledger: Ledger, now: float) -> None:
+    """After a gap (this process was stopped, its machine slept, its disk was full) the silence of the others says
+    nothing, as after a restart: all get a full new term. Whoever is really dead is found at the end of that."""
+    silent_s = now - max(float(ledger.store.get(SWEPT) or 0.0), ledger.started_at)
+    if silent_s > deaf_after_s(ledger.spec.limits):
+        ledger.episodes.new_terms(now)
+        ledger.components.new_terms(now)
+        ledger.store.event(now, "heard_again", silent_s=silent_s)
+    ledger.store.set(SWEPT, now)
+
+
 def goodbye(ledger: Ledger, now: float, component: str, name: str) -> bool:
     """It ends on purpose: nobody need wait until it is declared dead. True as after a sweep."""
     ledger.components.left(now, component, name)
-    if component == ROLLOUT:
-        ledger.episodes.expire_worker(name)
-    return sweep(ledger, now)
+    return sweep(ledger, now, gone=name if component == ROLLOUT else None)
 
 
 def cancel_hopeless(ledger: Ledger, now: float) -> int:

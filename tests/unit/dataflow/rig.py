@@ -22,6 +22,7 @@ from astraflow.dataflow.local import LocalDataflow
 from astraflow.dataflow.service import DataflowService
 from astraflow.dataflow.settings import EvalSpec, Limits, PolicySpec, RunSpec
 from astraflow.dataflow.store import connect
+from astraflow.dataflow.sweeps import deaf_after_s
 from astraflow.tasks.lists import ListTasks
 from astraflow.testing.virtual_clock import ManualClock
 from astraflow.types import (
@@ -178,6 +179,15 @@ class Rig:
         assert found["difference"] == 0, found
 
     def advance(self, seconds: float) -> None:
+        """Time passes, and dataflow looks often enough not to be deaf."""
+        step, left = deaf_after_s(self.service.spec.limits), seconds
+        while left > step:
+            self.pause(step)
+            left -= step
+        self.pause(left)
+
+    def pause(self, seconds: float) -> None:
+        """Dataflow is stopped for so long; then it looks."""
         self.clock.advance(seconds)
         self.go(self.service.tick())
 

@@ -118,12 +118,12 @@ def test_a_long_poll_is_heard_when_it_comes_and_not_while_it_waits(who: str) -> 
         async def woken_late() -> None:
             waiting = asyncio.ensure_future(poll())
             await asyncio.sleep(0.01)
-            rig.clock.advance(4)
+            rig.clock.advance(5)
             await rig.service.hand_back(m.HandBackRequest(worker="busy", held=()))
             rig.service._mark_all()
             await rig.service.tick()
             await asyncio.sleep(0.01)
-            rig.clock.advance(6)
+            rig.clock.advance(5)
             await rig.service.tick()
             waiting.cancel()
 
