@@ -182,6 +182,55 @@ def test_m2po_masks_by_the_moment_of_the_batch_as_the_trainer_computes_it(llama:
     assert free["loss/clip_fraction"] == 0 and free["loss/second_moment"] > 0.05
 
 
+def inputs_of(llama: Path, batch: Batch, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Any:
+    """What decoupled_ppo got in a real step, and what it answered."""
+    made = backend(llama, "decoupled_ppo", **options)
+    seen: list[Any] = []
+
+    def spy(inputs: Any, **given: Any) -> Any:
+        seen.append((inputs, choose_loss("decoupled_ppo").loss(inputs, **given)))
+        return seen[-1][1]
+
+    monkeypatch.setattr(made, "_chosen", Chosen(spy))
+    assert made.step(batch).updated
+    ((inputs, output),) = seen
+    return inputs, output
+
+
+def test_the_recomputed_proximal_policy_is_that_of_a_pass_before_the_step(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One batch is one step: the log-probs of a pass of its own are those of the step's, and so is the gradient."""
+    batch = near(llama, make_batch(8, version=3))
+    (packed,) = pack(batch.rows, tokens_per_micro_batch=10_000)
+    before = backend(llama, "decoupled_ppo")._current(packed)
+    inputs, output = inputs_of(llama, batch, monkeypatch, recompute=True)
+    torch.testing.assert_close(inputs.logprobs.detach(), before, atol=1e-6, rtol=0)
+    explicit = replace(inputs, logprobs=before.clone().requires_grad_(), proximal_logprobs=before)
+    again = choose_loss("decoupled_ppo").loss(explicit, recompute=True)
+    torch.autograd.backward(again.loss)
+    weight = (before - inputs.behaviour_logprobs).exp()
+    kept = torch.where(weight > 5.0, 0.0, weight)
+    assert explicit.logprobs.grad is not None
+    torch.testing.assert_close(explicit.logprobs.grad, -kept * inputs.advantages / batch.tokens, atol=1e-6, rtol=1e-5)
+    assert float(again.loss.detach()) == pytest.approx(float(output.loss.detach()), abs=1e-6)
+
+
+def test_the_interpolated_proximal_policy_goes_by_the_age_of_each_token(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A-3PO by hand: prox = behaviour / age + (1 - 1 / age) current; at age 0 the current policy."""
+    inputs, output = inputs_of(llama, near(llama, make_batch(8, version=3)), monkeypatch)
+    now, then, ages = inputs.logprobs.detach().double(), inputs.behaviour_logprobs.double(), inputs.ages
+    assert set(ages.tolist()) >= {0, 1, 2}
+    prox = torch.stack(
+        [n if a == 0 else b / a + (1 - 1 / a) * n for n, b, a in zip(now, then, ages.tolist(), strict=True)]
+    )
+    weight, ratio, gain = (prox - then).exp(), (now - prox).exp(), inputs.advantages.double()
+    terms = torch.maximum(-gain * ratio, -gain * ratio.clamp(0.8, 1.2)) * torch.where(weight > 5.0, 0.0, weight)
+    assert float(output.loss.detach()) == pytest.approx(float(terms.sum() / inputs.batch_tokens), abs=1e-5)
+
+
 def test_the_reference_is_version_zero_and_stays_it(llama: Path) -> None:
     """Before the first step every margin is 0: the loss is log 2. Then the policy leaves, the reference does not."""
     made = backend(llama, "online_dpo", beta=2.0)

@@ -181,6 +181,18 @@ def test_f41_finite_at_log_ratios_of_80(name: str, options: dict[str, Any], dtyp
 
 
 @pytest.mark.parametrize(("name", "options"), every_case())
+def test_f50_a_masked_token_without_a_log_prob_is_ignored(name: str, options: dict[str, Any]) -> None:
+    """Behaviour [-.1, NaN, -.3] under the mask [1, 0, 1]: as if the token were not there."""
+    inputs = replace(batch(5, lengths=(3,), masked=(1,)))
+    behaviour = torch.tensor([-0.1, math.nan, -0.3], dtype=torch.float64)
+    found = evaluate(name, replace(inputs, behaviour_logprobs=behaviour), options)
+    short = take(replace(inputs, behaviour_logprobs=behaviour), torch.tensor([0, 2]))
+    without = evaluate(name, short, options)
+    assert finite(found) and found.loss == pytest.approx(without.loss, abs=TIGHT)
+    assert found.gradient[1] == 0 and found.gradient[[0, 2]].tolist() == pytest.approx(without.gradient.tolist())
+
+
+@pytest.mark.parametrize(("name", "options"), every_case())
 def test_nothing_to_train_is_exactly_zero(name: str, options: dict[str, Any]) -> None:
     inputs = batch(6)
     nothing = evaluate(name, replace(inputs, mask=torch.zeros_like(inputs.mask)), options)
