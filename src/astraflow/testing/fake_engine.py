@@ -23,7 +23,8 @@ from astraflow.types import Manifest, Span, StopReason
 
 class FakeEngine:
     """``tick_s`` is the time of one decode step, ``load_s`` that of a load. ``before_load`` may raise what it raises
-    (``DigestMismatch``, ``WeightsRefused``): the old weights then serve on.
+    (``DigestMismatch``, ``WeightsRefused``): the old weights then serve on. Not ``by_version``: every version samples
+    the same, so that an episode is as long under any schedule.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class FakeEngine:
         versions_held: int = 1,
         max_waiting: int = 4096,
         before_load: Callable[[Manifest], None] | None = None,
+        by_version: bool = True,
     ) -> None:
         self.steps = 0
         """Decode steps made so far, all requests together."""
@@ -59,6 +61,7 @@ class FakeEngine:
         self._versions_held = versions_held
         self._max_waiting = max_waiting
         self._before_load = before_load
+        self._by_version = by_version
         self._held: list[Manifest] = []
         self._pinned: Counter[int] = Counter()
         self._gate = asyncio.Semaphore(slots)
@@ -176,7 +179,7 @@ class FakeEngine:
 
     def token(self, seed: int, position: int, version: int) -> tuple[int, float]:
         """What this engine samples at ``position`` of a reply, with its log-prob: tests recompute replies by it."""
-        draw = uniform(seed * 1_000_003 + version, position)
+        draw = uniform(seed * 1_000_003 + (version if self._by_version else 0), position)
         if draw < self._end_chance:
             return self._end_id, float(np.log(self._end_chance))
         others = self._vocabulary - 1

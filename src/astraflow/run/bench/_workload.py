@@ -58,13 +58,6 @@ MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 """A disk has no part in virtual time."""
 
 
-class Engine(FakeEngine):
-    """What it samples does not depend on the version: an episode is as long under every schedule."""
-
-    def token(self, seed: int, position: int, version: int) -> tuple[int, float]:
-        return super().token(seed, position, 0)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Took:
     """One run."""
@@ -92,7 +85,7 @@ class Took:
 class Stage:
     """The machines of a run, and what they did so far."""
 
-    engines: dict[str, Engine]
+    engines: dict[str, FakeEngine]
     step_s: dict[str, float]
     at_tools: int = 0
     stepping: set[str] = field(default_factory=set)
@@ -247,7 +240,14 @@ class Run:
 
     def _stage(self) -> Stage:
         engines = {
-            name: Engine(policy=name, slots=SLOTS, vocabulary=VOCABULARY, tick_s=TICK_S, end_chance=END_CHANCE)
+            name: FakeEngine(
+                policy=name,
+                slots=SLOTS,
+                vocabulary=VOCABULARY,
+                tick_s=TICK_S,
+                end_chance=END_CHANCE,
+                by_version=False,
+            )
             for name in self.names
         }
         return Stage(engines=engines, step_s={name: self.step_s(name) for name in self.names})

@@ -10,8 +10,9 @@ import pytest
 from astraflow.algorithms.base import Pace
 from astraflow.algorithms.pace import BoundedStaleness
 from astraflow.algorithms.pace_rounds import Barrier, Sync
-from astraflow.run.bench._workload import ADMISSION, LOOK_S, SIGMA, SLOTS, TICK_S, TOOLS, Engine, Run, Stage, Took
+from astraflow.run.bench._workload import ADMISSION, LOOK_S, SIGMA, SLOTS, TICK_S, TOOLS, Run, Stage, Took
 from astraflow.run.bench.multipolicy import FIGURES, LATENCIES, measure
+from astraflow.testing.fake_engine import FakeEngine
 
 
 def test_what_it_prints_adds_up() -> None:
@@ -45,7 +46,9 @@ def test_whoever_does_not_work_waits_for_somebody() -> None:
 
 
 def test_who_waits_for_whom_is_where_most_of_what_is_to_come_is() -> None:
-    stage = Stage(engines={name: Engine(policy=name, slots=SLOTS) for name in ("a", "b")}, step_s={"a": 1.0, "b": 1.0})
+    stage = Stage(
+        engines={name: FakeEngine(policy=name, slots=SLOTS) for name in ("a", "b")}, step_s={"a": 1.0, "b": 1.0}
+    )
     stage.look()
     assert {who: dict(found) for who, found in stage.waits.items()} == {
         name: {ADMISSION: LOOK_S} for name in ("engine a", "engine b", "trainer a", "trainer b")
