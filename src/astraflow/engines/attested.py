@@ -124,8 +124,15 @@ class AttestedEngine:
             return
         at = self.engine.info().versions[-1]
         warm = [each for each in canary.prompts if not each.cold]
-        async with asyncio.timeout(self._deadline_s):
-            await asyncio.gather(*(self.engine.score(_ids(each.tokens), _ids(each.reply[:1]), at) for each in warm))
+        asked = (self.engine.score(_ids(each.tokens), _ids(each.reply[:1]), at) for each in warm)
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                await asyncio.gather(*asked)
+        except TimeoutError as error:
+            raise TimedOut(
+                f"{Wait.WEIGHTS}: v{at}, which the engine still holds, did not answer the canary within "
+                f"{self._deadline_s:g} s"
+            ) from error
 
     async def _look(self, manifest: Manifest, files: Sequence[Path]) -> Finding | None:
         held = self.engine.info().digests

@@ -228,6 +228,17 @@ def test_an_engine_that_does_not_answer_is_refused_at_the_deadline_by_name(versi
     asyncio.run(main())
 
 
+def test_an_engine_that_does_not_answer_before_the_update_is_named_too(versions: list[Version]) -> None:
+    async def main() -> None:
+        engine = AttestedEngine(Mute(tick_s=0.0), deadline_s=0.05)
+        await engine.load(manifest_of(7), [])
+        with pytest.raises(TimedOut, match=r"weights: v7, which the engine still holds, did not answer the canary"):
+            await engine.load(manifest_of(8, canary=versions[0][0].canary), [])
+        assert engine.info().versions == (7,)
+
+    asyncio.run(main())
+
+
 def test_conformance_of_an_attested_engine() -> None:
     asyncio.run(
         check_engine(
