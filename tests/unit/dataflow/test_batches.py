@@ -434,14 +434,17 @@ def test_f59_ten_ready_target_eight_then_two() -> None:
         rig.play_groups(10)
         epoch = rig.resume()
         first = rig.take(epoch)
-        assert len({row.sample_id.split("/")[0] for row in first.rows}) == 8
+        in_order = [str(group) for group in range(1, 9) for _ in range(2)]
+        assert [row.sample_id.split("/")[0] for row in first.rows] == in_order, "eight, oldest first, none twice"
+        assert rig.states("group_policy") == {"batched": 8, "kept": 2}, "served + held = put"
         rig.balanced()
         rig.commit(first)
         assert "2/8 groups kept" in rig.batch(epoch).why
         rig.play_groups(6)
         second = rig.take(epoch)
         groups = [int(row.sample_id.split("/")[0]) for row in second.rows]
-        assert groups[:4] == [9, 9, 10, 10]
+        assert groups == [group for group in range(9, 17) for _ in range(2)], "what was left goes first"
+        assert rig.states("group_policy") == {"trained": 8, "batched": 8}
 
 
 def test_f61_a_full_queue_pushes_back_and_evicts_nothing_that_may_be_served() -> None:
