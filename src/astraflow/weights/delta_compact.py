@@ -8,7 +8,7 @@ all tensors          ─► one pcodec chunk per class, a page for each tensor
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Any, NamedTuple
 
 import msgspec
@@ -28,6 +28,8 @@ WIDEST = 1 / 8
 """Classes hold at most this share of the elements: their members are listed on both sides."""
 WORTH = 0.9
 """Of the bytes that positions and values take now; else nothing is rewritten."""
+TRIED = 16
+"""Exponents, counted from the largest that may end a class."""
 
 
 class _Source(NamedTuple):
@@ -39,10 +41,14 @@ class _Source(NamedTuple):
 
 
 class _Counts(NamedTuple):
-    """By exponent."""
+    """Of one tensor."""
 
     elements: Array
+    """By exponent, estimated."""
+    moves: Array
+    """Kinds of change that occur: exponent before · number of exponents + exponent after."""
     changes: Array
+    """How many of each kind."""
 
 
 def compact(delta: Delta, target: Mapping[str, Tensor], run: Map) -> tuple[list[Packed], tuple[Scheme, ...]] | None:
@@ -79,33 +85,40 @@ def _source(delta: Delta, number: int, target: Mapping[str, Tensor]) -> _Source:
 
 def _count(source: _Source) -> _Counts:
     """Elements from a sample, changes all."""
-    entry, new, shift = source.streams.entry, source.new, source.shift
+    new, shift = source.new, source.shift
     size = 1 << (8 * new.itemsize - 1 - shift)
     mask = new.dtype.type((size << shift) - 1)
-    changes = np.zeros(size, np.int64)
+    moves = []
     for positions, differences in source.streams.changes():
-        changes += np.bincount(((new[positions] - differences) & mask) >> shift, minlength=size)
+        after = new[positions]
+        before = ((after - differences) & mask) >> shift
+        moves.append(before.astype(np.int64) * size + ((after & mask) >> shift))
     sampled = np.concatenate([new[at : at + SAMPLE] for at in range(0, len(new), EVERY)])
-    elements = np.bincount((sampled & mask) >> shift, minlength=size) * (entry.size / len(sampled))
-    return _Counts(elements, changes)
+    elements = np.bincount((sampled & mask) >> shift, minlength=size) * (len(new) / len(sampled))
+    return _Counts(elements, *np.unique(np.concatenate(moves), return_counts=True))
 
 
 def _edges(counts: Sequence[_Counts], now_bytes: int, dtype: str) -> tuple[int, ...]:
     """Magnitudes at which classes end; empty if classes are not worth it."""
     if not counts:
         return ()
-    changes = sum(each.changes for each in counts)
-    elements = np.maximum(sum(each.elements for each in counts), changes)
-    below, changed = (np.concatenate([[0], np.cumsum(each)]) for each in (elements, changes))
-    usable = np.flatnonzero((np.diff(changed, append=changed[-1]) > 0) & (below <= WIDEST * below[-1]) & (changed > 0))
+    size = len(counts[0].elements)
+    moves = np.zeros((size, size), np.int64)
+    for each in counts:
+        moves.reshape(-1)[each.moves] += each.changes
+    elements = np.maximum(sum(each.elements for each in counts), moves.sum(axis=1))
+    below = np.concatenate([[0], np.cumsum(elements)])
+    usable = 1 + np.flatnonzero((moves.sum(axis=1)[:-1] > 0) & (below[1:-1] <= WIDEST * below[-1]))
 
-    def bits(edges: tuple[int, ...]) -> float:
-        ends = np.array([0, *edges])
-        ranked = _entropy(np.diff(below[ends]), np.diff(changed[ends])).sum()
-        return float(ranked + _entropy(below[-1], changed[-1] - changed[ends[-1]]))
+    def bits(*edges: int) -> float:
+        """Of positions; what would leave its class is placed among all."""
+        classes = list(pairwise((0, *edges)))
+        own = np.array([moves[low:high, low:high].sum() for low, high in classes])
+        ranked = _entropy(np.array([below[high] - below[low] for low, high in classes]), own).sum()
+        return float(ranked + _entropy(below[-1], moves.sum() - own.sum()))
 
-    best = min(combinations(usable[-16:].tolist(), 2), key=bits, default=())
-    if not best or (bits(()) - bits(best)) / 8 < (1 - WORTH) * now_bytes:
+    best = min(combinations(usable[-TRIED:].tolist(), 2), key=lambda edges: bits(*edges), default=())
+    if not best or (bits() - bits(*best)) / 8 < (1 - WORTH) * now_bytes:
         return ()
     return tuple(edge << FLOATS[dtype] for edge in best)
 

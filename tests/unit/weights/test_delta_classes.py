@@ -206,7 +206,8 @@ def test_what_fails_in_the_middle_is_taken_back(
     base, new = moved(2500, lr=2e-5)
     base["tied"], new["tied"] = base["a"], new["a"]
     small = compact_delta(encode_delta(base, new), new, threads=1)
-    assert parse(small).entries[0].parts[-1].changed and parse(small).entries[0].parts[0].changed
+    parts = parse(small).entries[0].parts
+    assert any(part.changed for part in parts[:-1])
     for fatal in range(3 * 2 * 2):
         with monkeypatch.context() as patch:
             patch.setattr(delta_write.Write, "_add", breaking_at(fatal, KeyboardInterrupt))
