@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -16,6 +17,7 @@ from astraflow.trainer.settings import LossSettings, TrainerSettings
 from tests.unit.backends.rows import make_batch
 from tests.unit.backends.test_columns import near
 
+FAR = -80.0
 NEEDS = {"dr_grpo": {"constant": 8.0}}
 
 
@@ -35,3 +37,23 @@ def test_a_step_follows_the_sign_of_the_advantage(llama: Path, name: str) -> Non
     _, after = score()
     moved = float(np.sum(np.sign(advantages) * (after - before)))
     assert moved > 0 and bool((advantages > 0).any() and (advantages < 0).any())
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_f41_ratios_beyond_reason_move_nothing_to_infinity(llama: Path, name: str) -> None:
+    """Behaviour log-probs of -80 and of 0 by turns: ratios of e^76 and of e^-4, in a real step of every loss."""
+    batch = make_batch(5)
+    rows = [
+        msgspec.structs.replace(row, logprobs=np.where(row.mask, FAR * (n % 2), 0).astype(np.float32))
+        for n, row in enumerate(batch.rows)
+    ]
+    settings = TrainerSettings(dtype="float32", lr=1e-3, loss=LossSettings(name=name, **NEEDS.get(name, {})))
+    made = TorchBackend(llama, settings, steps=4, temperature=1.0, device="cpu")
+    report = made.step(msgspec.structs.replace(batch, rows=tuple(rows)))
+    if name == "mis":
+        assert report.reason == "no_signal", "it rejects every one of them"
+    else:
+        assert report.updated or name == "kimi", report.reason
+    assert all(bool(each.isfinite().all()) for each in made.tensors().values())
+    if name not in ("sft", "value_pretraining"):
+        assert report.metrics["loss/ratio_clamped"] > 0
