@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import signal
 import sqlite3
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -239,68 +237,6 @@ def test_each_service_serves_some_policies_and_asks_the_other_for_the_rest(
     players = {worker for (worker,) in rows(run, "SELECT DISTINCT worker FROM episodes WHERE state = 'done'")}
     assert players, "nobody played"
     assert all(set(served[worker].split(",")) == {"large", "small", "judge"} for worker in players)
-
-
-@pytest.mark.slow
-def test_policies_join_follow_and_are_trained_again_and_a_resumed_run_has_them_still(
-    cli: Cli, write: Callable[[str], Path], tmp_path: Path, environment: dict[str, str]
-) -> None:
-    run = tmp_path / "run"
-    average = THREE.replace("trainable=False)", 'trainable=False, average_of="small", decay=0.5)')
-    sets = ("steps=8", "policies.large.groups_per_batch=2", "policies.small.steps=40")
-    command = [
-        sys.executable,
-        "-m",
-        "astraflow.run.cli",
-        "run",
-        str(write(average)),
-        "--run-dir",
-        str(run),
-        "--set",
-        *sets,
-    ]
-    with (tmp_path / "out.txt").open("w") as out:
-        launcher = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=out, stderr=out)
-    try:
-        _seen(run, launcher, "SELECT COUNT(*) >= 2 FROM events WHERE kind = 'averaged' AND policy = 'judge'")
-        assert cli("freeze", run, "small").returncode == 0
-        _seen(run, launcher, "SELECT state = 'left' FROM components WHERE name = 'small'")
-        assert cli("unfreeze", run, "small").returncode == 0
-        joined = cli("add-policy", run, "late", "--source", "small@0", "--role", "referee")
-        assert joined.returncode == 0, joined.stderr
-        _seen(run, launcher, "SELECT version >= 2 FROM policies WHERE name = 'late'")
-        refused = cli("add-policy", run, "late", "--source", "large", "--role", "solver")
-        assert refused.returncode == 2 and "a policy 'late' in this run already" in refused.stderr
-    finally:
-        launcher.send_signal(signal.SIGINT)
-        assert launcher.wait(60) == 130, (tmp_path / "out.txt").read_text()[-3000:]
-    done = cli("resume", run, "--in-process", timeout=400)
-    assert done.returncode == 0, done.stderr[-3000:]
-    check_balances(run)
-    steps = dict(rows(run, "SELECT policy, COUNT(*) FROM batches WHERE state = 'committed' GROUP BY policy"))
-    assert steps == {"large": 8, "small": 40, "late": 40}
-    kinds = [
-        kind for (kind,) in rows(run, "SELECT kind FROM events WHERE kind IN ('frozen', 'unfrozen', 'added', 'cast')")
-    ]
-    assert kinds == ["frozen", "unfrozen", "added", "cast"]
-    newest = [digest for (digest,) in rows(run, "SELECT digest FROM publications WHERE policy = 'judge'")]
-    assert len(newest) == len(set(newest)) > 2, "an average moves with every version"
-    assert not cli("ledger", run, "--verify").returncode
-
-
-def _seen(run: Path, launcher: subprocess.Popen[bytes], sql: str) -> None:
-    """Until the run's tables say so."""
-    deadline = time.monotonic() + 300
-    while not ((run / "run.db").exists() and _true(run, sql)):
-        assert launcher.poll() is None and time.monotonic() < deadline, f"the run ended before: {sql}"
-        time.sleep(0.1)
-
-
-def _true(run: Path, sql: str) -> bool:
-    try:
-        return any(row[0] for row in rows(run, sql))
-    except sqlite3.OperationalError:  # its tables are being made
-        return False
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ import aiohttp
 import msgspec
 
 from astraflow.dataflow.local import LocalDataflow
+from astraflow.dataflow.settings import PolicySpec
 from astraflow.errors import by_kind
 from astraflow.types import Record
 from astraflow.weights.store import DirStore
@@ -45,7 +46,11 @@ class HostileSite:
     """One open run: a group settled, one half played, a batch issued, one committed; two policies."""
 
     def __init__(self, folder: Path | None = None, *, run: str = "r") -> None:
-        spec = make_spec(steps=9, max_staleness=3, groups_per_batch=1, source=tasks(name=run))
+        policies = {
+            "p": PolicySpec(max_staleness=3, groups_per_batch=1),
+            "mean": PolicySpec(trainable=False, average_of="p"),
+        }
+        spec = make_spec(steps=9, policies=policies, roles={"role_p": "p"}, source=tasks(name=run))
         self.rig = Rig(dataclasses.replace(spec, run=run, seed=len(run)))
         self.tokens = Tokens.make(["p"])
         store = DirStore(folder) if folder is not None else None
@@ -90,7 +95,7 @@ class HostileSite:
             "batch": m.BatchRequest(policy="p", trainer_epoch=epoch),
             "commit": commit,
             "fail": m.FailRequest(policy="p", batch=batch.id, trainer_epoch=epoch, error="boom"),
-            "publish": m.PublishRequest(policy="p", manifest=rigs.manifest("p", 1), of_version=1),
+            "publish": m.PublishRequest(policy="mean", manifest=rigs.manifest("mean", 1), of_version=1),
             "manifest": m.ManifestRequest(policy="p", version=1),
             "report": m.ReportRequest(component="trainer", name="t-p", incarnation="t", report=m.ComponentReport()),
             "events": m.EventsRequest(after=0, limit=5),
@@ -109,7 +114,7 @@ class HostileSite:
     # ── sending ──
 
     def token(self, name: str) -> str:
-        return self.tokens.of(sorted(CALLS[name].roles)[0], "p")
+        return self.tokens.of(sorted(CALLS[name].roles)[0], "mean" if name == "publish" else "p")
 
     def post(
         self, name: str, body: bytes, token: str | None = "", *, headers: Mapping[str, str] | None = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from astraflow.dataflow.local import LocalDataflow
@@ -47,7 +47,10 @@ async def run_in_process(
                 await dataflow.operate(OperatorRequest(action="resume"))
             weights: WeightStore = ObjectStore.open(resolved.recipe.store) if resolved.recipe.store else store
             rollouts = _rollouts(resolved, dataflow, weights, Path(cache))
-            trainers = await _trainers(run, resolved, dataflow, weights, Path(cache))
+            recipe = resolved.recipe
+            joined = need_trainers(recipe, await dataflow.status())
+            wanted = (*recipe.trainable, *recipe.averages, *joined) if recipe.steps else ()
+            trainers = await trainers_of(wanted, run, resolved, dataflow, weights, Path(cache) / "averages")
             async with asyncio.TaskGroup() as tasks:
                 components = [tasks.create_task(each.run()) for each in (*rollouts, *trainers)]
                 last = await _follow(dataflow, watch)
@@ -69,20 +72,17 @@ def _rollouts(resolved: Resolved, dataflow: Dataflow, store: WeightStore, cache:
     ]
 
 
-async def _trainers(
-    run: RunFolder, resolved: Resolved, dataflow: Dataflow, store: WeightStore, cache: Path
+async def trainers_of(
+    policies: Iterable[str], run: RunFolder, resolved: Resolved, dataflow: Dataflow, store: WeightStore, cache: Path
 ) -> list[TrainLoop | AverageLoop]:
-    """Of the recipe, and of what has joined the run before it was stopped."""
+    """Of policies of the recipe, and of what has joined the run. ``cache``: of the averages among them."""
     recipe = resolved.recipe
-    if not recipe.steps:
-        return []
-    joined = need_trainers(recipe, await dataflow.status())
     found: list[TrainLoop | AverageLoop] = []
-    for policy in (*recipe.trainable, *recipe.averages, *joined):
+    for policy in policies:
         place, folder = await place_of(recipe, dataflow, policy), run.checkpoints / policy
         if place.average_of:
-            held = cache / "averages" / policy
-            found.append(build_average(resolved, dataflow, place, store=store, folder=folder, cache=held))
+            average = build_average(resolved, dataflow, place, store=store, folder=folder, cache=cache / policy)
+            found.append(average)
             continue
         model = await initial_folder(recipe, dataflow, store, place, folder)
         found.append(
