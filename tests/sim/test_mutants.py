@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from astraflow.dataflow import cut as cut_module
+from astraflow.dataflow import sweeps as sweeps_module
 from astraflow.dataflow import trainers as trainers_module
 from astraflow.dataflow.batches import Batches
 from astraflow.dataflow.commits import Commits
@@ -20,7 +21,7 @@ from astraflow.dataflow.policies import Policies
 from astraflow.dataflow.store import Store
 from astraflow.testing.faulty import Faults
 from astraflow.testing.simulator import simulate
-from astraflow.testing.simulator.plan import Act, Plan
+from astraflow.testing.simulator.plan import Act, Plan, in_order
 from astraflow.trainer.checkpoints import Checkpoints
 from astraflow.types import Batch
 
@@ -118,6 +119,11 @@ def _answered_before_it_is_on_disk(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Commits, "_write_in_thread", at_once)
 
 
+def _silence_of_dataflow_is_that_of_the_others(patch: pytest.MonkeyPatch) -> None:
+    """It was stopped, and buries whoever could not be heard."""
+    patch.setattr(sweeps_module, "_hear_again", lambda *_: None)
+
+
 MUTATIONS: tuple[Mutation, ...] = (
     _no_undo,
     _no_staleness_sweep,
@@ -130,16 +136,18 @@ MUTATIONS: tuple[Mutation, ...] = (
     _samples_forgotten_at_undo,
     _checkpoints_lie,
     _answered_before_it_is_on_disk,
+    _silence_of_dataflow_is_that_of_the_others,
 )
 
 
 def _harsh(seed: int) -> Plan:
     """Every history has evaluations, a bad network and workers that die of it; in every second one trainers are
-    replaced quickly, while calls of the one before are still on their way."""
+    replaced quickly, while calls of the one before are still on their way; in every third one dataflow is stopped."""
     plan = Plan.draw(seed)
     deaths = tuple(Act(at_s=at, what="worker", pick=at % 1, seconds=30.0) for at in (6.3, 13.1, 22.7, 31.5))
     replaced = tuple(Act(at_s=at, what="trainer", pick=at % 1, seconds=0.2) for at in (4.2, 7.9, 11.4, 16.8, 24.6))
-    acts = tuple(sorted((*plan.acts, *deaths, *(replaced if seed % 2 else ())), key=lambda act: act.at_s))
+    stopped = (Act(at_s=10.0, what="dataflow_paused", pick=0.0, seconds=15.0),) if seed % 3 == 2 else ()
+    acts = in_order(*plan.acts, *deaths, *(replaced if seed % 2 else ()), *stopped)
     return dataclasses.replace(plan, evaluate=True, faults=Faults.some(0.1, patience_s=60.0), acts=acts)
 
 

@@ -19,7 +19,7 @@ from astraflow.testing.simulator.parts import run_spec
 from astraflow.testing.simulator.plan import Plan
 from astraflow.testing.simulator.world import World
 
-SEEDS = range(2000, 2024)
+SEEDS = range(2000, 2008)
 
 
 def told_again(world: World) -> Comparison:
@@ -28,7 +28,7 @@ def told_again(world: World) -> Comparison:
     return compared(again)
 
 
-@pytest.mark.parametrize("chunk", range(4))
+@pytest.mark.parametrize("chunk", range(2))
 def test_runs_under_faults_decide_again_as_recorded(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Of pruned groups only the scores are left, which are no rewards where a critic has its own.
     monkeypatch.setattr(simulated, "LIMITS", dataclasses.replace(simulated.LIMITS, retain="all"))
@@ -41,8 +41,8 @@ def test_runs_under_faults_decide_again_as_recorded(chunk: int, monkeypatch: pyt
         return outcome
 
     monkeypatch.setattr(World, "_judge", judged)
-    seeds = SEEDS[chunk * 6 : chunk * 6 + 6]
+    seeds = SEEDS[chunk * 4 : chunk * 4 + 4]
     for seed in seeds:
         simulate(seed, Plan.draw(seed))
         assert found[-1].differences == (), f"seed {seed}"
-    assert len(found) == len(seeds) and sum(each.batches for each in found) > 12
+    assert len(found) == len(seeds) and sum(each.batches for each in found) > 8

@@ -1,4 +1,4 @@
-"""The three components under crashes, a bad network, full disks and slow machines, in virtual time. 240 seeds.
+"""The three components under crashes, a bad network, full disks and slow machines, in virtual time. 60 seeds.
 
 A failure prints its seed: ``python -m astraflow.testing.simulator --seed N`` runs that history again.
 """
@@ -16,33 +16,58 @@ from collections import Counter
 import pytest
 
 from astraflow.testing.faulty import Faults
-from astraflow.testing.simulator import Outcome, simulate
+from astraflow.testing.simulator import Outcome, parts, simulate
 from astraflow.testing.simulator.edges import ALLOWED, Edge
-from astraflow.testing.simulator.plan import ACTIONS, Act, Plan
+from astraflow.testing.simulator.plan import ACTIONS, Act, Plan, in_order
 
-CHUNKS = 12
-SEEDS_PER_CHUNK = 20
+CHUNKS = 10
+SEEDS_PER_CHUNK = 6
 DEATHS = ("act/died_in_transaction", "act/died_unwritten", "act/died_unanswered")
-LONELY = 11
-"""The last chunk is of plans made for what chance brings too seldom."""
 
 
 @functools.cache
 def outcomes(chunk: int) -> tuple[Outcome, ...]:
     """Runs once, whoever asks first: the tests below may come in any order."""
     first = chunk * SEEDS_PER_CHUNK
-    draw = _lonely if chunk == LONELY else Plan.draw
-    return tuple(simulate(seed, draw(seed)) for seed in range(first, first + SEEDS_PER_CHUNK))
+    draw = SPECIAL.get(chunk, Plan.draw)
+    with pytest.MonkeyPatch.context() as patch:
+        if draw is _lonely:  # so that a second failure is the last one
+            patch.setattr(parts, "LIMITS", dataclasses.replace(parts.LIMITS, max_attempts=2))
+        return tuple(simulate(seed, draw(seed)) for seed in range(first, first + SEEDS_PER_CHUNK))
 
 
 def _lonely(seed: int) -> Plan:
     """One worker whose connection is cut again and again while its workflow fails: results that come late."""
     rng = random.Random(f"lonely/{seed}")
-    cuts = tuple(Act(at_s=at, what="cut", pick=rng.random(), seconds=rng.uniform(9, 16)) for at in range(5, 120, 11))
+    cuts = tuple(Act(at_s=at, what="cut", pick=rng.random(), seconds=rng.uniform(9, 16)) for at in range(5, 60, 11))
     faults = Faults.none(patience_s=60.0)
     return dataclasses.replace(
-        Plan.draw(seed), workers=1, slots=8, workflow_faults=0.5, faults=faults, acts=cuts, faults_stop_s=120.0
+        Plan.draw(seed), workers=1, slots=8, workflow_faults=0.5, faults=faults, acts=cuts, faults_stop_s=60.0
     )
+
+
+def _interrupted(seed: int) -> Plan:
+    """All are stopped, told to stop, or rolled back, once while undone batches wait, whatever else the plan does."""
+    rng = random.Random(f"interrupted/{seed}")
+    whats = (
+        ("dataflow_paused", 15.0), ("worker_told", 2.0), ("trainer_told", 2.0), ("rollback", 2.0), ("rollback", 6.0),
+        ("dataflow_paused", 15.0),
+    )  # fmt: skip
+    acts = [
+        Act(at_s=4.0 + 7 * n, what=what, pick=rng.random(), seconds=seconds) for n, (what, seconds) in enumerate(whats)
+    ]
+    plan = Plan.draw(seed)
+    return dataclasses.replace(
+        plan,
+        steps=6,
+        workflow_faults=0.2,
+        acts=in_order(*plan.acts, *acts),
+        faults_stop_s=max(60.0, plan.faults_stop_s),
+    )
+
+
+SPECIAL = {CHUNKS - 2: _interrupted, CHUNKS - 1: _lonely}
+"""Chunks of plans made for what chance brings too seldom."""
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
@@ -78,14 +103,14 @@ def test_every_fault_happened() -> None:
     assert not refused
 
 
-@pytest.mark.parametrize("seed", [1, 7, 16])
+@pytest.mark.parametrize("seed", [1, 16])
 def test_same_seed_same_history(seed: int) -> None:
     assert simulate(seed).history == simulate(seed).history
 
 
 def test_same_seed_same_history_in_another_process() -> None:
     """Nothing depends on the process: not on hash seeds, object ids or what ran before."""
-    code = "from astraflow.testing.simulator import simulate; print([simulate(s).history for s in (3, 12)])"
+    code = "from astraflow.testing.simulator import simulate; print([simulate(s).history for s in (3,)])"
     histories = set()
     for hash_seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}

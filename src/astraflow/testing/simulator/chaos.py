@@ -18,6 +18,8 @@ T = TypeVar("T")
 
 UNWRITTEN_LOOKS, UNWRITTEN_LOOK_S = 400, 0.01
 """How long somebody waits for a transaction that is being written."""
+UNDONE_LOOKS, UNDONE_LOOK_S = 80, 0.05
+"""How long an operator waits for a trainer that comes back without a checkpoint."""
 STATEMENTS = 60
 """A crash within a transaction comes after 0 to so many further statements."""
 
@@ -44,6 +46,11 @@ async def _happen(world: World, act: Act) -> bool:
             return _light_fuse(world, act)
         case "dataflow_unwritten":
             return await _die_unwritten(world, act)
+        case "dataflow_paused":
+            return world.host.pause(act.seconds)
+        case "worker_told" | "trainer_told":
+            told = _pick(_alive(world) if act.what == "worker_told" else list(world.trainers.values()), act.pick)
+            return told is not None and told.tell(act.seconds)
         case "worker":
             worker = _pick(_alive(world), act.pick)
             return worker is not None and worker.crash(act.seconds)
@@ -149,7 +156,7 @@ async def _roll_back(world: World, act: Act) -> bool:
     if act.seconds < 5.0:  # let it come back without a checkpoint first: its undone batches then wait in line
         world.trainers[policy].crash(0.1)
         forget_checkpoints_after(world, policy, -1)
-        await asyncio.sleep(4.0)
+        await _until_undone(world, policy)
         if world.trainers[policy].finished:
             return False
     world.trainers[policy].crash(act.seconds)
@@ -160,6 +167,15 @@ async def _roll_back(world: World, act: Act) -> bool:
         return False
     forget_checkpoints_after(world, policy, version)
     return True
+
+
+async def _until_undone(world: World, policy: str) -> None:
+    """Its trainer has come back at version 0 and has not trained again what was undone; or there was nothing."""
+    waiting = "SELECT COUNT(*) FROM batches WHERE policy = ? AND state = 'cut'"
+    for _ in range(UNDONE_LOOKS):
+        await asyncio.sleep(UNDONE_LOOK_S)
+        if world.database.keeper.execute(waiting, (policy,)).fetchone()[0]:
+            return
 
 
 def _alive(world: World) -> list[Process]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from astraflow.dataflow.verify import verify
 from astraflow.testing.simulator.edges import ALLOWED, taken
 from astraflow.testing.simulator.history import History
+from astraflow.testing.simulator.parts import LIMITS
 
 if TYPE_CHECKING:
     from astraflow.testing.fake_backend import FakeBackend
@@ -170,6 +171,7 @@ def check_end(
 ) -> list[str]:
     """Of a run that finished. ``backends``: what each trainer would find if it were started once more."""
     problems = [*history.broken, *check_ledger(db), *verify(db).differences]
+    problems += _heard_after_pauses(db, history)
     for policy, backend in backends.items():
         problems += _trained_once(db, policy, backend)
         version = db.execute("SELECT version FROM policies WHERE name = ?", (policy,)).fetchone()[0]
@@ -186,6 +188,19 @@ def check_end(
     if lost:
         problems.append(f"{len(lost)} acknowledged episodes are not in the ledger: {sorted(lost)[:5]}")
     return problems
+
+
+def _heard_after_pauses(db: sqlite3.Connection, history: History) -> list[str]:
+    """Whoever is silent right after dataflow was stopped could not be heard: nobody is dead before a full new term."""
+    return [
+        f"{dead} components were declared dead within a term after dataflow had been stopped until {woken:.1f}"
+        for woken in history.woken
+        for (dead,) in db.execute(
+            "SELECT COUNT(*) FROM events WHERE kind = 'dead' AND at >= ? - 1 AND at < ? + ? - 1",
+            (woken, woken, LIMITS.dead_after_s),
+        )
+        if dead
+    ]
 
 
 def _trained_once(db: sqlite3.Connection, policy: str, backend: FakeBackend) -> list[str]:

@@ -24,6 +24,8 @@ class History:
         """(reader, policy) → newest serial that it was told."""
         self.broken: list[str] = []
         """Promises that were seen to be broken while the run went on."""
+        self.woken: list[float] = []
+        """Logical times at which a dataflow that had been stopped for long had looked again."""
         self._log = hashlib.sha256()
         self.lines: list[str] = []
 

@@ -33,6 +33,9 @@ class Host:
         self._history = history
         self._service: Any = None
         self._handling: set[asyncio.Task[Any]] = set()
+        self._goes_on = asyncio.Event()
+        """Not set while the process is stopped."""
+        self._goes_on.set()
 
     @property
     def up(self) -> bool:
@@ -41,9 +44,22 @@ class Host:
     def open(self, service: Any) -> None:
         self._service = service
 
+    def pause(self, seconds: float) -> bool:
+        """SIGSTOP, and SIGCONT later: calls wait in its socket, its own time does not pass. False if it is not up."""
+        if not self.up or not self._goes_on.is_set():
+            return False
+        self._goes_on.clear()
+        asyncio.get_running_loop().call_later(seconds, self._goes_on.set)
+        return True
+
+    async def going_on(self) -> None:
+        """Returns while the process may run."""
+        await self._goes_on.wait()
+
     def down(self) -> None:
         """The process died: nobody answers here, and what was being handled is gone."""
         self._service = None
+        self._goes_on.set()
         self.database.kill()
         for task in self._handling:
             task.cancel()
@@ -111,10 +127,16 @@ class Host:
         if service is None:
             raise Unavailable("connection refused: dataflow is down")
         copies = [decode(encode(request), type(request)) for request in requests]
+        await self.going_on()
+        if self._service is not service:
+            raise Unavailable("connection reset: dataflow died")
         task = asyncio.get_running_loop().create_task(getattr(service, call)(*copies), name=f"dataflow.{call}")
         self._handling.add(task)
         try:
             reply = await task
+            await self.going_on()
+            if self._service is not service:
+                raise Unavailable("connection reset: dataflow died")
         except BaseException as error:
             if self._service is not service:
                 raise Unavailable("connection reset: dataflow died") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ from astraflow.trainer.loop import TrainerIdentity, TrainLoop
 from astraflow.types import Batch, Manifest, Sampling
 from astraflow.weights.publish import Publisher
 from astraflow.weights.subscribe import Subscriber
+from astraflow.wire.goodbye import TOLD
 from astraflow.wire.messages import Capabilities
 from astraflow.workflows.supervised import NAME, Supervised
 
@@ -63,6 +65,7 @@ async def worker_life(world: World, name: str, life: Life) -> None:
         clock=clock,
     )
     world.services[name] = service
+    life.stop = service.stop
     await service.run()
 
 
@@ -101,7 +104,15 @@ async def trainer_life(world: World, plan: PolicyPlan, life: Life) -> None:
         checkpoint_every=plan.checkpoint_every,
         clock=world.clock(),
     )
-    await loop.run()
+    work = asyncio.ensure_future(loop.run())
+    life.stop = work.cancel
+    try:
+        await work
+    except asyncio.CancelledError:
+        work.cancel()
+        if life.dead or not life.comes_back:  # killed, not told
+            raise
+        await loop.say_goodbye(TOLD)
 
 
 def checkpoints(world: World, policy: str) -> Checkpoints:

@@ -6,7 +6,7 @@ import gc
 import logging
 import multiprocessing
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
 from astraflow.testing.simulator import simulate
@@ -19,8 +19,11 @@ Seen = tuple[int, Counter[str], dict[Edge, int], str | None]
 """Seed, its faults, its edges, and what broke, if anything did."""
 
 
-def run_all(seeds: Sequence[int], *, jobs: int) -> Generator[Seen, None, None]:
-    """In the order of the seeds, however many processes there are."""
+def run_all(
+    seeds: Sequence[int], *, jobs: int, run: Callable[[int], Seen] | None = None
+) -> Generator[Seen, None, None]:
+    """In the order of the seeds, however many processes there are. ``run``: what is done for each; a simulation."""
+    run = run or simulated
     if jobs <= 1 or len(seeds) == 1:
         _be_quiet()
         yield from map(run, seeds)
@@ -35,7 +38,7 @@ def _be_quiet() -> None:
     gc.set_threshold(50_000, 20, 20)  # a run is many small objects that end with it: looking for cycles finds nothing
 
 
-def run(seed: int) -> Seen:
+def simulated(seed: int) -> Seen:
     try:
         outcome = simulate(seed)
     except Exception as error:  # noqa: BLE001 - one broken seed: the others tell how common it is

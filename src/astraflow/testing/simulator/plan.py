@@ -10,7 +10,9 @@ from astraflow.testing.faulty import Faults
 CRASHES = ("dataflow", "dataflow_transaction", "worker", "trainer", "trainer_old_checkpoint")
 DRAWN = (*CRASHES, "cut", "wall_jump", "slow_worker", "disk_full", "join", "leave", "drain", "rollback")
 UNWRITTEN = "dataflow_unwritten"
-ACTIONS = (*DRAWN, UNWRITTEN)
+INTERRUPTIONS = ("dataflow_paused", "worker_told", "trainer_told")
+"""SIGSTOP and later SIGCONT; SIGTERM, and after a while a new start."""
+ACTIONS = (*DRAWN, UNWRITTEN, *INTERRUPTIONS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,9 +104,13 @@ class Plan:
             poison=rng.random() < 0.2,
             dull=rng.choice((0.0, 0.0, 0.15)),
             faults=Faults.some(rate, patience_s=patience_s),
-            acts=tuple(sorted((*_acts(rng, stop), *_unwritten(seed, stop)), key=lambda act: act.at_s)),
+            acts=in_order(*_acts(rng, stop), *_unwritten(seed, stop), *_interruptions(seed, stop)),
             faults_stop_s=stop,
         )
+
+
+def in_order(*acts: Act) -> tuple[Act, ...]:
+    return tuple(sorted(acts, key=lambda act: act.at_s))
 
 
 def _acts(rng: random.Random, stop: float) -> tuple[Act, ...]:
@@ -124,3 +130,13 @@ def _unwritten(seed: int, stop: float) -> list[Act]:
     rng = random.Random(f"plan/unwritten/{seed}")
     times = [rng.uniform(2.0, stop) for _ in range(rng.choice((0, 0, 1, 2, 4)))]
     return [Act(at_s=at, what=UNWRITTEN, pick=rng.random(), seconds=rng.choice((0.2, 3.0, 12.0))) for at in times]
+
+
+def _interruptions(seed: int, stop: float) -> list[Act]:
+    """From a stream of its own. Long ones: what is stopped for less than a term is only slow."""
+    rng = random.Random(f"plan/interruptions/{seed}")
+    times = [rng.uniform(1.0, stop) for _ in range(rng.choice((0, 0, 1, 2)))]
+    return [
+        Act(at_s=at, what=rng.choice(INTERRUPTIONS), pick=rng.random(), seconds=rng.choice((1.0, 15.0, 30.0)))
+        for at in times
+    ]

@@ -20,6 +20,10 @@ class Life:
 
     number: int
     dead: bool = False
+    comes_back: bool = False
+    """It was told to stop and will be started again: that it returns does not mean that its work is done."""
+    stop: Callable[[], object] | None = None
+    """What its handler of SIGTERM does; None: it has none yet."""
 
     def check(self) -> None:
         if self.dead:
@@ -82,7 +86,7 @@ class Process:
             return False
         error = self._task.exception()
         if error is None:
-            return not killed
+            return not killed and not life.comes_back
         if isinstance(error, Killed):
             return False
         if not isinstance(error, AstraFlowError | MemoryError):  # a process may die of these; anything else is a bug
@@ -110,4 +114,14 @@ class Process:
         if self._on_death is not None:
             self._on_death(self._life)
         self._task.cancel()
+        return True
+
+    def tell(self, down_s: float) -> bool:
+        """Tell it to stop, as SIGTERM does; once it has ended it is started again after ``down_s``. False if it is not
+        there to hear it."""
+        if not self.alive or self._life.stop is None:
+            return False
+        self._life.comes_back = True
+        self._down_s = down_s
+        self._life.stop()
         return True
