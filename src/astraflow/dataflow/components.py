@@ -40,6 +40,8 @@ class Components:
         self._limits = limits
         self._relays: dict[str, RelayPlace] | None = None
         """By worker; a memory of the reports, None: read them again."""
+        self._reports: dict[tuple[str, str], tuple[bytes, ComponentReport]] = {}
+        """By component and name: the newest one that was decoded, and what it was decoded from."""
         store.on_rollback.append(self._forget)
 
     def heard(self, now: float, component: str, name: str, incarnation: str) -> bool:
@@ -163,7 +165,7 @@ class Components:
         return dead
 
     def new_terms(self, now: float) -> None:
-        """After a restart of dataflow nobody could be heard."""
+        """Nobody could be heard: after a restart of dataflow, or a long time in which it did not look."""
         self._store.run("UPDATE components SET heard_at = ? WHERE state = 'alive'", (now,))
 
     def all(self) -> list[ComponentRow]:
@@ -175,13 +177,20 @@ class Components:
                 state=state,
                 heard_at=heard_at,
                 policies=tuple(policies.split(",")) if policies else (),
-                report=decode(report, ComponentReport) if report else ComponentReport(),
+                report=self._decoded(component, name, report) if report else ComponentReport(),
             )
             for component, name, incarnation, state, heard_at, policies, report in self._store.all(
                 "SELECT component, name, incarnation, state, heard_at, policies, report FROM components "
                 "ORDER BY component, name"
             )
         ]
+
+    def _decoded(self, component: str, name: str, report: bytes) -> ComponentReport:
+        """All are asked for with every heartbeat of each; most have said nothing new since."""
+        known = self._reports.get((component, name))
+        if known is None or known[0] != report:
+            known = self._reports[component, name] = (report, decode(report, ComponentReport))
+        return known[1]
 
 
 def _place(said: ComponentReport | RelayPlace) -> tuple[str, str]:

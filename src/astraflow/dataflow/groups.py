@@ -35,6 +35,9 @@ class Groups:
         self._store = store
         self._spec = spec
         self._policies = policies
+        select = spec.pipeline.select
+        self._replay = select if isinstance(select, Replay) else None
+        """Asked once: the check of a protocol reads all its members."""
         self._stored: dict[str, tuple[int, list[StoredGroup]]] = {}
         """Per policy what may be replayed, as of that many changes of versions; a memory of the tables."""
         store.on_rollback.append(self._stored.clear)
@@ -261,12 +264,11 @@ class Groups:
         self._stored.pop(policy, None)
 
     def _replayed(self, policy: str) -> int:
-        select = self._spec.pipeline.select
-        if not isinstance(select, Replay):
+        if self._replay is None:
             return 0
         need = self._policies.specs[policy].groups_per_batch
-        what = f"{type(select).__name__}.share for policy {policy}"
-        return asked(what, partial(select.share, self.stored(policy), need=need))
+        what = f"{type(self._replay).__name__}.share for policy {policy}"
+        return asked(what, partial(self._replay.share, self.stored(policy), need=need))
 
     def _overtaken(self, policy: str) -> int:
         """Open groups behind which a whole batch of younger ones has closed. Looks at the newest and the open only."""
