@@ -236,11 +236,12 @@ class Ledger:
         if error is not None:
             raise by_kind().get(error[0], RunFailed)(error[1])
 
-    def trainer_said(self, now: float, policy: str, report: m.ComponentReport) -> None:
-        """A call of the registered trainer is its heartbeat."""
+    def trainer_said(self, now: float, policy: str, report: m.ComponentReport | None = None) -> None:
+        """A call of the registered trainer is its heartbeat, whether or not it says what it does."""
         row = self.store.one("SELECT name, incarnation FROM trainers WHERE policy = ?", policy)
         if row is not None:
             self.components.heard(now, TRAINER, row[0], row[1])
+        if row is not None and report is not None:
             self.components.said(TRAINER, row[0], report)
 
     def live_manifests(self) -> tuple[Manifest, ...]:

@@ -346,6 +346,8 @@ class DataflowService:
         _require_component(request.component)
 
         def transition(now: float) -> m.Done:
+            if request.leaving:  # a successor that has the name by now does not leave with its predecessor
+                self.ledger.components.require_current(request.component, request.name, request.incarnation)
             self._heard(now, request.component, request.name, request.incarnation)
             self.ledger.components.said(request.component, request.name, request.report)
             if request.leaving and goodbye(self.ledger, now, request.component, request.name):

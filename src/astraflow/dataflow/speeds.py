@@ -28,6 +28,8 @@ READ_S = 1.0
 """Between two looks at what is new."""
 READ_BACK = 20_000
 """Events that are read again after a restart."""
+LEAST_S = 1e-6
+"""An episode takes time, even where the clock did not move: a pace divides."""
 FADES = 32.0
 RECENT = 256
 """Episodes whose lengths make the run's median."""
@@ -103,7 +105,7 @@ class Speeds:
     def _played(self, task: str, worker: str, tokens: int, seconds: float) -> None:
         before_s, before = self._took.get(worker, (0.0, 0.0))
         fade = 1.0 - 1.0 / FADES
-        self._took[worker] = (before_s * fade + seconds, before * fade + tokens)
+        self._took[worker] = (before_s * fade + max(seconds, LEAST_S), before * fade + tokens)
         self._recent.append(tokens)
         self._note(task, tokens)
 

@@ -90,6 +90,7 @@ def _resumed(ledger: Ledger, policy: str, epoch: int, undone: tuple[int, ...]) -
 def commit(ledger: Ledger, now: float, request: m.CommitRequest) -> m.CommitReply:
     policy = request.policy
     ledger.policies.require_epoch(policy, request.trainer_epoch)
+    ledger.trainer_said(now, policy)
     checkpoint_kept(ledger.store, policy, ledger.policies.versions[policy], request.oldest_checkpoint)
     if request.manifest is None:
         if not request.reason:

@@ -101,3 +101,25 @@ def test_a_trainer_that_says_goodbye_has_left_at_once_and_its_batch_comes_again(
         again = rig.take(rig.resume(incarnation="t2"))
         assert state(rig, "t-p").state == "alive"
         assert (again.id, [row.sample_id for row in again.rows]) == (batch.id, [row.sample_id for row in batch.rows])
+
+
+def test_the_last_words_of_a_trainer_that_was_replaced_are_not_its_successors() -> None:
+    with Rig() as rig:
+        rig.resume(incarnation="older")
+        rig.resume(incarnation="newer")
+        late = msgspec.structs.replace(LAST, component="trainer", name="t-p", incarnation="older")
+        with pytest.raises(NameTaken, match="was replaced"):
+            rig.go(rig.flow.report(late))
+        assert state(rig, "t-p").state == "alive"
+
+
+def test_a_trainer_that_was_taken_for_dead_is_alive_when_it_commits() -> None:
+    with Rig() as rig:
+        rig.play_groups(2)
+        epoch = rig.resume()
+        batch = rig.take(epoch)
+        rig.advance(5)
+        rig.advance(6)
+        assert state(rig, "t-p").state == "dead"
+        rig.commit(batch)
+        assert state(rig, "t-p").state == "alive"

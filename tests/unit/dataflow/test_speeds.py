@@ -196,3 +196,17 @@ def test_without_anybody_faster_nobody_is_too_slow(rig: Rig) -> None:
     rig.go(rig.flow.report(bye))
     rig.advance(2.0)
     assert len(rig.leases(4, worker="slow")) == 4
+
+
+def test_an_episode_that_took_no_time_by_the_clock_divides_nothing_by_zero(rig: Rig) -> None:
+    (lease, _) = rig.leases(2, worker="w")
+    rig.submit(lease, worker="w")
+    rig.advance(LIMITS.time_limit_s + LIMITS.grace_s + 1)  # its sibling is given up for its length
+    speeds = rig.service.ledger.speeds
+    speeds.read(rig.clock.monotonic() + 2.0)
+    assert speeds.paces("w") is None
+    for _ in range(LIMITS.max_attempts - 1):
+        rig.leases(1, worker="w")
+        rig.advance(LIMITS.time_limit_s + LIMITS.grace_s + 1)
+    speeds.read(rig.clock.monotonic() + 4.0)
+    assert 0 < speeds.tokens() < float("inf")
