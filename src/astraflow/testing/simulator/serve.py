@@ -15,25 +15,26 @@ if TYPE_CHECKING:
     from astraflow.testing.simulator.world import World
 
 
-class Stoppable(DataflowService):
+def _stop_with(world: World, service: DataflowService) -> None:
     """Its own time stands still while the process is stopped; so does what it hears and says, in ``Host``."""
+    look = service.tick
 
-    world: World
-
-    async def tick(self) -> None:
+    async def tick() -> None:
         loop = asyncio.get_running_loop()
         stopped = loop.time()
-        await self.world.host.going_on()
+        await world.host.going_on()
         stopped_s = loop.time() - stopped
-        await super().tick()
-        if stopped_s > deaf_after_s(self.spec.limits):
-            self.world.history.woken.append(self._commits.now)
+        await look()
+        if stopped_s > deaf_after_s(service.spec.limits):
+            world.history.woken.append(service._commits.now)
+
+    service.tick = tick  # type: ignore[method-assign]  # SIGSTOP is nothing that a service knows of
 
 
 async def dataflow_life(world: World, life: Life) -> None:
     spec = run_spec(world.plan)
-    service = Stoppable(spec, Ledger(world.database.connect(), spec), clock=world.clock(), in_thread=True)
-    service.world = world
+    service = DataflowService(spec, Ledger(world.database.connect(), spec), clock=world.clock(), in_thread=True)
+    _stop_with(world, service)
     for manifest in world.version_0.values():
         await service.publish_initial(manifest)
     life.check()
