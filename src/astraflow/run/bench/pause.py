@@ -10,6 +10,7 @@ import asyncio
 import tempfile
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,34 +27,41 @@ from astraflow.weights.manifest import manifest_of_files, weight_files_in
 
 LIMIT_MS = 10.0
 """What a pause may be longer than a decode step."""
+DEADLINE_S = 300.0
+"""Of the steps before one update."""
 
 
-def pause(folder: Path, *, slots: int = 8, updates: int = 3, quiet_s: float = 5.0, seed: int = 0) -> dict[str, Any]:
-    """``quiet_s``: of decoding without an update before each one."""
+def pause(folder: Path, *, slots: int = 8, updates: int = 3, quiet_steps: int = 50, seed: int = 0) -> dict[str, Any]:
+    """``quiet_steps``: of decoding without an update before each one."""
     with tempfile.TemporaryDirectory() as place:
-        return asyncio.run(_measure(folder, Path(place), slots, updates, quiet_s, seed))
+        return asyncio.run(_measure(folder, Path(place), slots, updates, quiet_steps, seed))
 
 
-async def _measure(folder: Path, place: Path, slots: int, updates: int, quiet_s: float, seed: int) -> dict[str, Any]:
+async def _measure(folder: Path, place: Path, slots: int, updates: int, steps: int, seed: int) -> dict[str, Any]:
     inner = TorchEngine(folder, "policy", EngineSettings(slots=slots, end_ids=()))
     engine = AttestedEngine(inner)
     await engine.start()
-    ended = _watch(inner)
+    stepped = asyncio.Event()
+    ended = _watch(inner, stepped)
     try:
         await engine.load(manifest_of_files(weight_files_in(folder), "policy"), weight_files_in(folder))
         room = min(4096, engine.info().max_context) - 16
         asked = [asyncio.create_task(_decode(engine, room, seed + n)) for n in range(slots)]
+        for task in asked:
+            task.add_done_callback(lambda _: stepped.set())
         quiet: list[float] = []
         busy: list[float] = []
         for version in range(1, updates + 1):
             files = _version(folder, place, version)
             manifest = msgspec.structs.replace(manifest_of_files(files, "policy", version=version), serial=version)
             began = time.perf_counter()
-            await asyncio.sleep(quiet_s)
+            await _until(ended, len(ended) + steps, stepped, asked)
             quiet += _gaps(ended, began, time.perf_counter())
             began = time.perf_counter()
             await engine.load(manifest, files)
-            busy += _gaps(ended, began, time.perf_counter())
+            taken = time.perf_counter()
+            await _until(ended, len(ended) + 1, stepped, asked)
+            busy += _gaps(ended, began, taken)
         for task in asked:
             task.cancel()
         await asyncio.gather(*asked, return_exceptions=True)
@@ -78,9 +86,22 @@ def _found(quiet: Sequence[float], busy: Sequence[float], taken_s: float, attest
     }
 
 
-def _watch(engine: TorchEngine) -> list[float]:
-    """When each decode step ended, from now on."""
-    decoder = engine._decoder
+async def _until(
+    ended: Sequence[float], count: int, stepped: asyncio.Event, asked: Sequence[asyncio.Task[None]]
+) -> None:
+    """Raises what ended one of ``asked``: they go on until they are cancelled."""
+    async with asyncio.timeout(DEADLINE_S):
+        while len(ended) < count:
+            stepped.clear()
+            await stepped.wait()
+            for task in asked:
+                if task.done():
+                    task.result()
+
+
+def _watch(engine: TorchEngine, stepped: asyncio.Event) -> list[float]:
+    """When each decode step ended, from now on; ``stepped`` is set after each."""
+    decoder, loop = engine._decoder, asyncio.get_running_loop()
     assert decoder is not None, "an engine that has started has one"
     ended: list[float] = []
     real = decoder.step
@@ -88,6 +109,7 @@ def _watch(engine: TorchEngine) -> list[float]:
     def step() -> int:
         rows = real()
         ended.append(time.perf_counter())
+        loop.call_soon_threadsafe(stepped.set)
         return rows
 
     decoder.step = step  # type: ignore[method-assign]
@@ -95,14 +117,14 @@ def _watch(engine: TorchEngine) -> list[float]:
 
 
 def _gaps(ended: Sequence[float], began: float, until: float) -> list[float]:
-    inside = [at for at in ended if began <= at <= until]
-    return np.diff(inside).tolist() if len(inside) > 1 else []
+    """Between one step's end and the next one's, where some of it was in that time."""
+    return [after - before for before, after in pairwise(ended) if after > began and before < until]
 
 
 async def _decode(engine: AttestedEngine, room: int, seed: int) -> None:
     """One sequence after the other, until cancelled."""
     while True:
-        prompt = np.random.default_rng(seed).integers(10, 200, 8).astype(np.int32)
+        prompt = np.random.default_rng(seed).integers(10, 100, 8).astype(np.int32)
         await engine.generate(GenerateRequest(tokens=prompt, sampling=Sampling(max_tokens=room, seed=seed)))
         seed += 1000
 
