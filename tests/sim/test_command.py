@@ -85,3 +85,12 @@ def test_a_broken_seed_is_named_counted_and_ends_with_1(
     assert "seed 2 FAILED: AssertionError: an episode was lost" in lines
     assert any(line.startswith("2 seeds, 1 failed, ") for line in lines)  # a broken seed is progress too
     assert lines[-1].startswith("2 seeds, 1 failed [2], ")
+
+
+@pytest.mark.slow
+def test_a_few_hundred_more_histories(capsys: pytest.CaptureFixture[str]) -> None:
+    """Beside the ones of ``test_simulator.py``."""
+    code = command.main(["--seeds", "200", "--first", "1000"])
+    said = capsys.readouterr().out
+    assert code == 0, said
+    assert "200 seeds, 0 failed []" in said.splitlines()[-1]
