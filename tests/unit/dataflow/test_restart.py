@@ -148,6 +148,10 @@ def build(folder: Path) -> None:
     db.close()
 
 
+NEWEST_FIRST = "ORDER BY id DESC LIMIT 1"
+"""By the table's own key, and over after those that are open and a batch of others."""
+
+
 def scans(db: sqlite3.Connection, statements: list[str]) -> list[str]:
     """Statements whose plan reads a whole table that grows with the run."""
     found = []
@@ -156,6 +160,8 @@ def scans(db: sqlite3.Connection, statements: list[str]) -> list[str]:
             continue
         for *_, detail in db.execute(f"EXPLAIN QUERY PLAN {sql}"):
             words = detail.split()
+            if words == ["SCAN", "groups"] and NEWEST_FIRST in sql:
+                continue
             if words[0] == "SCAN" and words[1] in BIG and words[-1] not in OF_THE_LIVE:
                 found.append(f"{detail}: {sql}")
     return found
