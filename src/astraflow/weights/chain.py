@@ -153,7 +153,7 @@ class Chain:
         """``files``: the weights that it leads to."""
         path = self._folder / f"delta-{begin}-{end}.safetensors"
         link = Link(begin, end, path, path.with_name(f"plain-{begin}-{end}.safetensors"), base, digest)
-        small = compact_delta(delta, read_weights(files))
+        small = compact_delta(delta, read_weights(files)) if self._settings.compact else delta
         for place, what in ((link.path, small), (link.plain, delta)):
             place.unlink(missing_ok=True)  # of an attempt before, perhaps linked into a store: never written into
             place.write_bytes(what)

@@ -17,7 +17,9 @@ class WeightSettings:
     """A worker that has missed up to so many versions catches up by deltas."""
     anchor_every: int = 16
     """Versions between two that are published in full: where newcomers begin."""
-
+    compact: bool = False
+    """Half the bytes of a delta, for about three times the processor time of publishing it and some to apply it: for
+    lines that are slower than that."""
     canary: bool = False
     """With every version travels what it says to a few fixed prompts; a worker asks its engine for the same before the
     version is served. Finds stale caches, another chat template, and wrong weights where an engine hides its tensors.

@@ -206,7 +206,7 @@ def test_what_travels_is_compact_and_merged_of_what_is_not(tmp_path: Path) -> No
 
     async def main() -> None:
         store = DirStore(tmp_path / "store")
-        trainer = Trainer(store, tmp_path, keep=8)
+        trainer = Trainer(store, tmp_path, keep=8, compact=True)
         rng = np.random.default_rng(0)
         masters = rng.normal(size=200_000) * 0.1
         states, made = [], []
