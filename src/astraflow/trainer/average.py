@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from astraflow.clock import Clock
-from astraflow.errors import NotFound
+from astraflow.errors import NotFound, StorageFull, Unavailable
 from astraflow.observe.waits import Wait
 from astraflow.trainer.checkpoints import EXPORT
 from astraflow.trainer.loop import COMPONENT, Publisher, TrainerIdentity
@@ -54,16 +54,16 @@ class AverageLoop:
 
     async def run(self) -> None:
         self._incarnation = self.identity.incarnation or secrets.token_hex(8)
-        heartbeat_s = (await self.dataflow.hello(self._hello())).heartbeat_s
+        heartbeat_s = (await self.dataflow.hello(self.identity.hello(self._incarnation))).heartbeat_s
         average = MovingAverage(self.decay)
         await self._begin(average)
         finished = False
         while not finished:
             newest = await self._manifest(self.source)
             if newest.version != average.version:
-                with suppress(NotFound):  # deleted because it is old: the newest comes next
+                with suppress(NotFound):  # deleted because it is old: the newest comes after a beat
                     finished = await self._follow(average, newest)
-                continue
+                    continue
             self._set_doing(Wait.VERSION, f"the next version of {self.source}")
             await self._beat()
             await asyncio.sleep(heartbeat_s)
@@ -112,24 +112,13 @@ class AverageLoop:
     async def _manifest(self, policy: str) -> Manifest:
         return await self.dataflow.manifest(m.ManifestRequest(policy=policy))
 
-    def _hello(self) -> m.HelloRequest:
-        who = self.identity
-        return m.HelloRequest(
-            component=COMPONENT,
-            name=who.name,
-            incarnation=self._incarnation,
-            config_digest=who.config_digest,
-            code_digest=who.code_digest,
-            config=who.config,
-            policy=who.policy,
-        )
-
     async def _beat(self) -> None:
-        await self.dataflow.report(
-            m.ReportRequest(
-                component=COMPONENT, name=self.identity.name, incarnation=self._incarnation, report=self._report()
-            )
+        request = m.ReportRequest(
+            component=COMPONENT, name=self.identity.name, incarnation=self._incarnation, report=self._report()
         )
+        # As a trainer's: what follows finds out whether dataflow is there again.
+        with suppress(Unavailable, StorageFull):
+            await self.dataflow.report(request)
 
     def _report(self) -> m.ComponentReport:
         doing, since, why = self._doing

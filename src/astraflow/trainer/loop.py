@@ -73,6 +73,18 @@ class TrainerIdentity:
     incarnation: str = ""
     """Empty: drawn at the start of the loop."""
 
+    def hello(self, incarnation: str) -> m.HelloRequest:
+        """The first call."""
+        return m.HelloRequest(
+            component=COMPONENT,
+            name=self.name,
+            incarnation=incarnation,
+            config_digest=self.config_digest,
+            code_digest=self.code_digest,
+            config=self.config,
+            policy=self.policy,
+        )
+
 
 class TrainLoop:
     """Pull a batch, step, publish, commit. ``await run()`` returns at the end of the run, or raises the first cause."""
@@ -113,7 +125,7 @@ class TrainLoop:
 
     async def run(self) -> None:
         """Raises what ended it: Fenced (a newer trainer took over), the backend's error, Unavailable, Starved."""
-        hello = await self._with_space(lambda: self._dataflow.hello(self._hello()))
+        hello = await self._with_space(lambda: self._dataflow.hello(self.identity.hello(self._incarnation)))
         self._heartbeat_s = hello.heartbeat_s
         finished = await self._resume()
         while not finished:
@@ -314,18 +326,6 @@ class TrainLoop:
             return task.result()
         finally:
             task.cancel()
-
-    def _hello(self) -> m.HelloRequest:
-        who = self.identity
-        return m.HelloRequest(
-            component=COMPONENT,
-            name=who.name,
-            incarnation=self._incarnation,
-            config_digest=who.config_digest,
-            code_digest=who.code_digest,
-            config=who.config,
-            policy=who.policy,
-        )
 
     async def _beat(self) -> None:
         request = m.ReportRequest(
