@@ -35,7 +35,7 @@ class Link:
     path: Path
     """What travels: the changes in as few bytes as they take."""
     plain: Path
-    """The same changes for merging: with positions that mean something without the base."""
+    """The same changes for merging: with positions that mean something without the base. ``path`` where those travel."""
     base_digest: str
     digest: str
 
@@ -151,13 +151,16 @@ class Chain:
 
     def _write(self, begin: int, end: int, base: str, digest: str, delta: bytes, files: Sequence[Path]) -> Link:
         """``files``: the weights that it leads to."""
-        path = self._folder / f"delta-{begin}-{end}.safetensors"
-        link = Link(begin, end, path, path.with_name(f"plain-{begin}-{end}.safetensors"), base, digest)
         small = compact_delta(delta, read_weights(files)) if self._settings.compact else delta
-        for place, what in ((link.path, small), (link.plain, delta)):
+        path = self._folder / f"delta-{begin}-{end}.safetensors"
+        plain = path.with_name(f"plain-{begin}-{end}.safetensors")
+        for place in (path, plain):
             place.unlink(missing_ok=True)  # of an attempt before, perhaps linked into a store: never written into
-            place.write_bytes(what)
-        return link
+        path.write_bytes(small)
+        if small is delta:
+            return Link(begin, end, path, path, base, digest)
+        plain.write_bytes(delta)
+        return Link(begin, end, path, plain, base, digest)
 
     def _find(self, begin: int, end: int) -> Link | None:
         return next((link for link, _ in self._links if (link.begin, link.end) == (begin, end)), None)
