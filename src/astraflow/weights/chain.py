@@ -35,7 +35,7 @@ class Link:
     path: Path
     """What travels: the changes in as few bytes as they take."""
     plain: Path
-    """The same changes for merging: with positions that mean something without the base. ``path`` where those travel."""
+    """The same changes for merging: with positions that stand alone. ``path`` where those travel."""
     base_digest: str
     digest: str
 
