@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from astraflow.errors import ConfigError
+from astraflow.processor import multiplies
 from astraflow.weights import tensors as bits
 
 SMALL_PARAMETERS = 5_000_000
@@ -42,16 +43,7 @@ def choose_dtype(name: str, *, parameters: int, device: torch.device) -> torch.d
         return torch.bfloat16 if name == "bfloat16" else torch.float32
     if device.type == "cuda":
         return torch.bfloat16
-    return torch.bfloat16 if parameters > SMALL_PARAMETERS and _cpu_has_bf16() else torch.float32
-
-
-def _cpu_has_bf16() -> bool:
-    """Whether this CPU multiplies bf16 in hardware; where Linux does not say, fp32 is the safe answer."""
-    try:
-        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return False
-    return "avx512_bf16" in flags or "amx_bf16" in flags
+    return torch.bfloat16 if parameters > SMALL_PARAMETERS and multiplies("bfloat16") else torch.float32
 
 
 def stored_dtypes(folder: Path) -> dict[str, torch.dtype]:

@@ -16,6 +16,7 @@ from astraflow.engines.lean_weights import shape_of
 from astraflow.engines.rows import Model
 from astraflow.engines.settings import EngineSettings
 from astraflow.errors import ConfigError
+from astraflow.processor import multiplies
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ def open_folder(folder: Path, settings: EngineSettings) -> ModelFolder:
         raise ConfigError(f"{folder} is not a model folder: it has no config.json")
     config = AutoConfig.from_pretrained(folder)
     device = torch.device(_device(settings.device))
-    dtype = _dtype(settings.dtype, config)
+    dtype = _dtype(settings.dtype, config, device)
     model = _model(config, settings, dtype=dtype, device=device)
     if settings.max_context > model.context:
         raise ConfigError(f"max_context {settings.max_context} is longer than the model's {model.context}")
@@ -56,10 +57,12 @@ def _device(name: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _dtype(name: str, config: Any) -> torch.dtype:
+def _dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
     if name == "auto":
-        found = config.dtype or torch.float32
-        return getattr(torch, found) if isinstance(found, str) else found
+        stored = config.dtype or torch.float32
+        name = stored if isinstance(stored, str) else str(stored).removeprefix("torch.")
+        if device.type == "cpu" and not multiplies(name):
+            name = "float32"
     dtype: torch.dtype = getattr(torch, name)
     return dtype
 

@@ -14,7 +14,8 @@ class EngineSettings:
     max_context: int = 0
     """Longest prompt + reply in tokens. 0: what the model was made for."""
     dtype: str = "auto"
-    """``float32``, ``bfloat16``, ``float16`` or ``auto``: the dtype of the model folder."""
+    """``float32``, ``bfloat16``, ``float16`` or ``auto``: the dtype of the model folder, on a CPU that multiplies
+    it in hardware, else float32."""
     device: str = "auto"
     """``auto``: the GPU if there is one, else the CPU."""
     prefill_chunk: int = 256
