@@ -11,6 +11,8 @@ LATELY = 32
 """Groups that closed last: what they took is expected of those that are open."""
 SWEPT = "swept_at"
 """Where the ledger keeps when it was last swept: an undone transaction takes that back too."""
+HEARD_AGAIN = "heard_again_at"
+"""The same of the end of the last gap: whatever is counted in seconds of the others' silence begins anew there."""
 
 
 def sweep(ledger: Ledger, now: float, *, gone: str | None = None) -> bool:
@@ -48,6 +50,7 @@ def _hear_again(ledger: Ledger, now: float) -> None:
     if silent_s > deaf_after_s(ledger.spec.limits):
         ledger.episodes.new_terms(now)
         ledger.components.new_terms(now)
+        ledger.store.set(HEARD_AGAIN, now)
         ledger.store.event(now, "heard_again", silent_s=silent_s)
     ledger.store.set(SWEPT, now)
 

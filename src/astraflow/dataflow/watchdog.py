@@ -8,6 +8,7 @@ from astraflow.dataflow.diagnosis import serves, workers_words
 from astraflow.dataflow.episodes import SUPERVISED_DONE
 from astraflow.dataflow.ledger import FORGIVEN, Ledger
 from astraflow.dataflow.starving import NOBODY, served, starve
+from astraflow.dataflow.sweeps import HEARD_AGAIN
 
 
 class Watchdog:
@@ -31,6 +32,8 @@ class Watchdog:
             served(ledger)
             return False
         limit = ledger.spec.limits.starved_after_s
+        # While dataflow was stopped, no worker could have joined: that time is nobody's fault.
+        self._served_at = max(self._served_at, float(ledger.store.get(HEARD_AGAIN) or 0.0))
         if now - self._served_at < limit:
             return False
         cause = f"{NOBODY} for {now - self._served_at:.0f} s (limit {limit:g} s)"

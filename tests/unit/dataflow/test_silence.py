@@ -116,3 +116,62 @@ def test_new_terms_that_did_not_get_to_the_disk_are_given_again(monkeypatch: pyt
         rig.pause(1)
         assert (state(rig, "w"), rig.renew(held).lost) == ("alive", ())
         assert rig.db.all("SELECT json_extract(data, '$.silent_s') FROM events WHERE kind = 'heard_again'") == [(16.0,)]
+
+
+# ── the watchdog's clock ──
+
+
+def starving(action: str = "stop") -> Rig:
+    """Two groups kept of the four of a batch; its only worker is gone for 50 s of the 60 that are allowed."""
+    limits = Limits(starved_after_s=60, when_starved=action)  # type: ignore[arg-type]
+    rig = Rig(make_spec(limits=limits, groups_per_batch=4))
+    rig.resume()
+    rig.play_groups(2)
+    rig.go(rig.flow.report(leaving("w")))
+    rig.advance(50)
+    return rig
+
+
+@pytest.mark.parametrize("action", ["stop", "smaller_batch", "wait"])
+@pytest.mark.parametrize("seconds", [11.0, 3600.0])
+def test_a_pause_is_no_time_without_a_worker(action: str, seconds: float) -> None:
+    """Nobody could join while dataflow was stopped: the full limit begins anew, and then it is as ever."""
+    with starving(action) as rig:
+        rig.pause(seconds)
+        rig.advance(59)
+        assert rig.service.ledger.state == "running"
+        assert rig.db.number("SELECT COUNT(*) FROM events WHERE kind = 'starved'") == 0
+        rig.advance(1)
+        assert (rig.service.ledger.state == "failed") == (action == "stop")
+        assert action == "stop" or rig.db.number("SELECT COUNT(*) FROM events WHERE kind = 'starved'") == 1
+
+
+def test_whoever_is_first_after_the_pause_the_watchdog_does_not_act_at_once() -> None:
+    """A goodbye sweeps before the tick that looks: the gap is found by then, and by the watchdog too."""
+    with starving() as rig:
+        rig.leases(1, worker="late")
+        rig.advance(1)
+        rig.clock.advance(3600)
+        rig.go(rig.flow.report(leaving("late")))
+        rig.pause(0)
+        assert rig.service.ledger.state == "running"
+        rig.advance(59)
+        assert rig.service.ledger.state == "running"
+        rig.advance(2)
+        assert rig.service.ledger.state == "failed"
+
+
+def test_a_gap_that_did_not_get_to_the_disk_is_the_watchdogs_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: float) -> None:
+        raise StorageFull("no space")
+
+    with starving() as rig:
+        with monkeypatch.context() as patch:
+            patch.setattr(rig.service, "_prune", full)
+            for _ in range(30):
+                with pytest.raises(StorageFull):
+                    rig.pause(1)
+        rig.pause(1)
+        assert rig.service.ledger.state == "running"
+        rig.advance(60)
+        assert rig.service.ledger.state == "failed"
