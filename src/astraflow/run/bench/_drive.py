@@ -17,9 +17,11 @@ import heapq
 import itertools
 import shutil
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from astraflow.algorithms.pipeline import Pipeline
 from astraflow.backends.torch_single import TorchBackend
@@ -32,10 +34,11 @@ from astraflow.errors import AstraFlowError, RunFailed
 from astraflow.rollout.agents import Seat
 from astraflow.rollout.play import WorkflowPlayer
 from astraflow.rollout.template import ChatTemplate
-from astraflow.run.bench._middle import POLICY, middle
+from astraflow.run.bench._cells import Cell
+from astraflow.run.bench._middle import POLICY, middle, started
 from astraflow.tasks.base import TaskSource
 from astraflow.testing.virtual_clock import ManualClock
-from astraflow.trainer.settings import TrainerSettings
+from astraflow.trainer.settings import LossSettings, TrainerSettings
 from astraflow.types import Batch, Lease, Manifest, Purpose, Sampling
 from astraflow.weights.manifest import weight_files_in
 from astraflow.weights.store import weight_file_of
@@ -319,6 +322,37 @@ class Drive:
             cancelled=self.cancelled,
             ended=ended,
         )
+
+
+def played(
+    cell: Cell, folder: Path, *, supervised: int, evals: int, loss: str = "", **plan: Any
+) -> tuple[Found, dict[str, Any]]:
+    """One run of a table, in this process, and the figures that every cell has; ``plan``: what is this table's own."""
+    began, cpu = time.monotonic(), time.process_time()
+    seed, steps = cell["seed"], cell["steps"]
+    settings = TrainerSettings(
+        lr=cell["lr"],
+        betas=(0.9, 0.95),
+        dtype="float32",
+        threads=1,
+        loss=LossSettings(name=loss) if loss else LossSettings(),
+    )
+    own = Plan(
+        model=started(folder.parent, seed=seed, steps=supervised),
+        trainer=settings,
+        steps=steps,
+        seed=seed,
+        eval_every=max(1, steps // evals),
+        **plan,
+    )
+    found = asyncio.run(Drive(own, folder).run())
+    return found, {
+        "groups": found.groups,
+        "masked": found.masked,
+        "ended": found.ended,
+        "wall_s": round(time.monotonic() - began, 1),
+        "cpu_s": round(time.process_time() - cpu, 1),
+    }
 
 
 def lease_of(request: m.SubmitRequest | m.CommitRequest) -> str:

@@ -13,7 +13,6 @@ Generation and training take turns (at most what is replayed is stale), so that 
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -104,35 +103,26 @@ def main(
 
 def play(cell: Cell, folder: Path) -> dict[str, Any]:
     """One run, in this process."""
-    from astraflow.run.bench._drive import Drive, Plan
-    from astraflow.run.bench._middle import pool, started
-    from astraflow.trainer.settings import TrainerSettings
+    from astraflow.run.bench._drive import played
+    from astraflow.run.bench._middle import pool
 
-    began, cpu = time.monotonic(), time.process_time()
-    seed, steps = cell["seed"], cell["steps"]
     tasks = pool()
-    plan = Plan(
-        model=started(folder.parent, seed=seed, steps=SUPERVISED),
-        pipeline=CHOICES[cell["algorithm"]].pipeline(tasks.train, seed),
-        trainer=TrainerSettings(lr=cell["lr"], betas=(0.9, 0.95), dtype="float32", threads=1),
-        steps=steps,
+    found, common = played(
+        cell,
+        folder,
+        supervised=SUPERVISED,
+        evals=EVALS,
+        pipeline=CHOICES[cell["algorithm"]].pipeline(tasks.train, cell["seed"]),
         groups_per_batch=GROUPS,
         max_staleness=MAX_STALENESS,
-        seed=seed,
         held_out=tasks.held_out,
-        eval_every=max(1, steps // EVALS),
     )
-    found = asyncio.run(Drive(plan, folder).run())
     return {
         "points": [[point.episodes, point.score] for point in found.points],
         "versions": [point.version for point in found.points],
         "replayed_groups": len(found.ages) * GROUPS - found.groups.get("trained", 0),
         "oldest": max((each.oldest for each in found.ages), default=None),
-        "groups": found.groups,
-        "masked": found.masked,
-        "ended": found.ended,
-        "wall_s": round(time.monotonic() - began, 1),
-        "cpu_s": round(time.process_time() - cpu, 1),
+        **common,
     }
 
 

@@ -8,7 +8,6 @@ of them are at lag L. The ages are read back from the ledger; one that is not ex
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -78,33 +77,28 @@ def cells(seeds: int, lags: Sequence[int], losses: Sequence[str], steps: int, lr
 
 def play(cell: Cell, folder: Path) -> dict[str, Any]:
     """One run, in this process."""
-    from astraflow.run.bench._drive import Drive, Plan
-    from astraflow.run.bench._middle import split, started
-    from astraflow.trainer.settings import LossSettings, TrainerSettings
+    from astraflow.run.bench._drive import played
+    from astraflow.run.bench._middle import split
 
-    began, cpu = time.monotonic(), time.process_time()
     tasks = split()
-    seed, lag, steps = cell["seed"], cell["lag"], cell["steps"]
-    plan = Plan(
-        model=started(folder.parent, seed=seed, steps=SUPERVISED),
+    lag = cell["lag"]
+    found, common = played(
+        cell,
+        folder,
+        supervised=SUPERVISED,
+        evals=EVALS,
+        loss=cell["loss"],
         pipeline=Pipeline(
-            curate=Shuffled(tasks.train, group_size=SIZE, seed=seed),
+            curate=Shuffled(tasks.train, group_size=SIZE, seed=cell["seed"]),
             pace=HeldStaleness(lag=lag),
             credit=GroupMean(std=True),
             keep=(DropZeroVariance(),),
             select=EarliestDeadline(),
         ),
-        trainer=TrainerSettings(
-            lr=cell["lr"], betas=(0.9, 0.95), dtype="float32", threads=1, loss=LossSettings(name=cell["loss"])
-        ),
-        steps=steps,
         groups_per_batch=GROUPS,
         max_staleness=lag,
-        seed=seed,
         held_out=tasks.held_out,
-        eval_every=max(1, steps // EVALS),
     )
-    found = asyncio.run(Drive(plan, folder).run())
     held = [each for each in found.ages if each.version >= lag]
     return {
         "points": [[point.version, point.score] for point in found.points],
@@ -113,11 +107,7 @@ def play(cell: Cell, folder: Path) -> dict[str, Any]:
         "lowest": min((each.youngest for each in held), default=None),
         "highest": max((each.oldest for each in held), default=None),
         "not_held": sum(not each.youngest == each.oldest == lag for each in held),
-        "groups": found.groups,
-        "masked": found.masked,
-        "ended": found.ended,
-        "wall_s": round(time.monotonic() - began, 1),
-        "cpu_s": round(time.process_time() - cpu, 1),
+        **common,
     }
 
 

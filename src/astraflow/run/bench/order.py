@@ -9,7 +9,6 @@ Meanwhile the trainer takes ``STEP_S`` a step, which is longer than the episodes
 
 from __future__ import annotations
 
-import asyncio
 import math
 import random
 import time
@@ -83,33 +82,28 @@ def main(
 
 def play(cell: Cell, folder: Path) -> dict[str, Any]:
     """One run, in this process."""
-    from astraflow.run.bench._drive import Drive, Plan
-    from astraflow.run.bench._middle import split, started
-    from astraflow.trainer.settings import TrainerSettings
+    from astraflow.run.bench._drive import played
+    from astraflow.run.bench._middle import split
 
-    began, cpu = time.monotonic(), time.process_time()
     tasks = split()
-    seed, steps = cell["seed"], cell["steps"]
-    plan = Plan(
-        model=started(folder.parent, seed=seed, steps=SUPERVISED),
+    found, common = played(
+        cell,
+        folder,
+        supervised=SUPERVISED,
+        evals=EVALS,
         pipeline=Pipeline(
-            curate=Shuffled(tasks.train, group_size=SIZE, seed=seed),
+            curate=Shuffled(tasks.train, group_size=SIZE, seed=cell["seed"]),
             pace=BoundedStaleness(),
             credit=GroupMean(std=True),
             keep=(DropZeroVariance(),),
             select=ORDERS[cell["order"]],
         ),
-        trainer=TrainerSettings(lr=cell["lr"], betas=(0.9, 0.95), dtype="float32", threads=1),
-        steps=steps,
         groups_per_batch=GROUPS,
         max_staleness=MAX_STALENESS,
-        seed=seed,
         held_out=tasks.held_out,
-        eval_every=max(1, steps // EVALS),
         episode_s=episode_s,
         step_s=STEP_S,
     )
-    found = asyncio.run(Drive(plan, folder).run())
     return {
         "points": [point.score for point in found.points],
         "versions": [point.version for point in found.points],
@@ -118,11 +112,7 @@ def play(cell: Cell, folder: Path) -> dict[str, Any]:
         "oldest_mean": sum(each.oldest for each in found.ages) / max(1, len(found.ages)),
         "slow_share": sum(is_slow(key) for key in found.trained) / max(1, len(found.trained)),
         "cancelled": found.cancelled,
-        "groups": found.groups,
-        "masked": found.masked,
-        "ended": found.ended,
-        "wall_s": round(time.monotonic() - began, 1),
-        "cpu_s": round(time.process_time() - cpu, 1),
+        **common,
     }
 
 
