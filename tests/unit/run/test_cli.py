@@ -13,6 +13,7 @@ import time
 import pytest
 
 from astraflow.run.cli import VERBS, _one_value_per_set, main
+from astraflow.wire.messages import OperatorRequest
 
 RECIPE = ("recipe", "set", "seed")
 FLAGS = {
@@ -210,3 +211,21 @@ def test_what_comes_next_can_be_typed_as_it_is_shown(
     monkeypatch.setattr(sys, "argv", [called])
     monkeypatch.setattr(finish.shutil, "which", lambda _: on_path)
     assert finish.how_to_call() == shown
+
+
+@pytest.mark.parametrize(
+    ("verb", "words"),
+    [("freeze", "solver is frozen: its trainer ends"), ("unfreeze", "solver is trained again; the launcher starts")],
+)
+def test_freeze_and_unfreeze_send_what_they_are_called(
+    verb: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sent: list[tuple[str, OperatorRequest]] = []
+
+    async def operate(run: str, request: OperatorRequest) -> None:
+        sent.append((run, request))
+
+    monkeypatch.setattr("astraflow.run.operate.operate", operate)
+    assert main([verb, "runs/one", "solver"]) == 0
+    assert sent == [("runs/one", OperatorRequest(action=verb, policy="solver"))]
+    assert capsys.readouterr().out.startswith(words)

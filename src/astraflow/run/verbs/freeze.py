@@ -7,19 +7,21 @@ from dataclasses import dataclass
 
 from tyro.conf import Positional
 
+FROZEN = "is frozen: its trainer ends, it plays on with its last version"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
     run: Positional[str]
     """Run folder, or URL of its dataflow (the token is then taken from ASTRAFLOW_TOKEN)."""
     policy: Positional[str]
-    """A policy that is trained in it."""
+    """One that is trained in it; to unfreeze, one that was frozen."""
 
 
-def main(args: Args) -> int:
+def main(args: Args, *, action: str = "freeze", said: str = FROZEN) -> int:
     from astraflow.run.operate import operate
     from astraflow.wire.messages import OperatorRequest
 
-    asyncio.run(operate(args.run, OperatorRequest(action="freeze", policy=args.policy)))
-    print(f"{args.policy} is frozen: its trainer ends, it plays on with its last version")
+    asyncio.run(operate(args.run, OperatorRequest(action=action, policy=args.policy)))
+    print(f"{args.policy} {said}")
     return 0

@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import dataclass
+from astraflow.run.verbs import freeze
 
-from tyro.conf import Positional
-
-
-@dataclass(frozen=True, kw_only=True)
-class Args:
-    run: Positional[str]
-    """Run folder, or URL of its dataflow (the token is then taken from ASTRAFLOW_TOKEN)."""
-    policy: Positional[str]
-    """One that was frozen."""
+Args = freeze.Args
+TRAINED = "is trained again; the launcher starts its trainer, without one start 'astraflow trainer'"
 
 
-def main(args: Args) -> int:
-    from astraflow.run.operate import operate
-    from astraflow.wire.messages import OperatorRequest
-
-    asyncio.run(operate(args.run, OperatorRequest(action="unfreeze", policy=args.policy)))
-    print(f"{args.policy} is trained again; the launcher starts its trainer, without one start 'astraflow trainer'")
-    return 0
+def main(args: freeze.Args) -> int:
+    return freeze.main(args, action="unfreeze", said=TRAINED)
