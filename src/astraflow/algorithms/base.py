@@ -210,10 +210,16 @@ class Replay(Protocol):
     Called when a batch may be cut. State changes only with an answer that is not empty.
     """
 
-    def share(self, stored: Sequence[StoredGroup], *, need: int) -> int:
-        """How many groups of a batch of ``need`` would be replayed; fewer than ``need``."""
+    def share(self, stored: Sequence[StoredGroup], *, policy: str, need: int) -> int:
+        """How many groups of the policy's next batch of ``need`` would be replayed; fewer than ``need``."""
 
     def pick_with(
-        self, ready: Sequence[ReadyGroup], stored: Sequence[StoredGroup], *, need: int, oldest_open: int | None
+        self,
+        ready: Sequence[ReadyGroup],
+        stored: Sequence[StoredGroup],
+        *,
+        policy: str,
+        need: int,
+        oldest_open: int | None,
     ) -> tuple[list[int], list[int]]:
         """(fresh, replayed) groups, ``need`` in all and each in serving order, or two empty lists: not yet."""

@@ -49,15 +49,21 @@ class Fifo:
         return [group.group for group in within[:need]] if len(within) >= need else []
 
 
-def replay_count(batch: int, fraction: float | str | Fraction) -> int:
-    """Groups of a batch that are replayed: ``batch × fraction``, half up, in exact decimals (F63: 100 × 0.29 is 29)."""
+def replay_count(batch: int, fraction: float | str | Fraction, owed: Fraction = Fraction(0)) -> int:
+    """Groups of a batch that are replayed: ``owed + batch × fraction``, half up, in exact decimals (F63: 100 × 0.29 is
+    29). ``owed``: what rounding has left of the batches before."""
+    return floor(owed + batch * exact_share(fraction) + Fraction(1, 2))
+
+
+def exact_share(fraction: float | str | Fraction) -> Fraction:
+    """As it is written: 0.29 is 29/100, not the float beside it. Raises ConfigError unless it is in [0, 1)."""
     try:
         exact = fraction if isinstance(fraction, Fraction) else Fraction(str(fraction))
     except (ValueError, ZeroDivisionError):
         raise ConfigError(f"replay fraction must be a number in [0, 1), found {fraction!r}") from None
     if not 0 <= exact < 1:
         raise ConfigError(f"replay fraction must be in [0, 1), found {fraction}")
-    return floor(batch * exact + Fraction(1, 2))
+    return exact
 
 
 def refuse_replay(who: str, select: Select) -> None:

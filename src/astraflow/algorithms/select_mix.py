@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from astraflow.algorithms.base import ReadyGroup, Select, State, Stateful
-from astraflow.algorithms.select import refuse_replay, replay_count
+from astraflow.algorithms.select import exact_share, refuse_replay
 
 GOLDEN = (5**0.5 - 1) / 2
 """Multiples of it fill [0, 1) evenly, also every second or third of them: policies that take turns get equal shares."""
@@ -23,10 +23,9 @@ class WithSupervised:
     """
 
     def __init__(self, select: Select, *, share: float | str | Fraction) -> None:
-        replay_count(1, share)
+        self._share = exact_share(share)
         refuse_replay("WithSupervised", select)
         self._select = select
-        self._share = share
         self._batches = 0
 
     def pick(self, ready: Sequence[ReadyGroup], *, need: int, oldest_open: int | None) -> list[int]:
@@ -44,7 +43,7 @@ class WithSupervised:
 
     def _wanted(self, need: int) -> int:
         """``need * share``, rounded up in as many of the batches as its fraction says."""
-        exact = need * Fraction(str(self._share))
+        exact = need * self._share
         whole = int(exact)
         return whole + ((self._batches + 1) * GOLDEN % 1 < exact - whole)
 

@@ -12,7 +12,7 @@ from fractions import Fraction
 import numpy as np
 
 from astraflow.algorithms.base import ReadyGroup, Select, State, Stateful, StoredGroup
-from astraflow.algorithms.select import refuse_replay, replay_count
+from astraflow.algorithms.select import exact_share, refuse_replay, replay_count
 from astraflow.errors import ConfigError
 from astraflow.types import Array
 
@@ -24,6 +24,8 @@ LAST = -1e9
 class WithReplay:
     """``ratio`` of each batch is replayed, the rest picked by ``select``; what the store lacks is made up for by fresh
     groups (F63). At least one group of a batch is fresh, so that the run never lives on its past alone.
+    Where ``ratio`` is no whole number of a batch's groups, what rounding leaves is carried to the policy's next batch:
+    of 4 groups, .3 is 2 in one batch of five and 1 in the others. What the store lacked is not owed.
 
     latest        youngest first, then the one that closed last
     uniform       without replacement
@@ -44,7 +46,7 @@ class WithReplay:
         seed: int = 0,
     ) -> None:
         """``replays``: how often one group may come again; None: until it is too old."""
-        replay_count(1, ratio)
+        self._ratio = exact_share(ratio)
         refuse_replay("WithReplay", select)
         if order not in ORDERS:
             raise ConfigError(f"WithReplay.order must be one of {', '.join(ORDERS)}, found {order!r}")
@@ -57,13 +59,14 @@ class WithReplay:
         if seed < 0:
             raise ConfigError(f"WithReplay.seed must be at least 0, found {seed}")
         self._select = select
-        self._ratio = ratio
         self._order = order
         self._replays = replays
         self._strength = strength
         self._decay = decay
         self._seed = seed
         self._draws = 0
+        self._owed: dict[str, Fraction] = {}
+        """Policy → groups that rounding has left of its batches so far, in [-1/2, 1/2)."""
 
     @property
     def fresh(self) -> Select:
@@ -73,31 +76,44 @@ class WithReplay:
     def pick(self, ready: Sequence[ReadyGroup], *, need: int, oldest_open: int | None) -> list[int]:
         return self._select.pick(ready, need=need, oldest_open=oldest_open)
 
-    def share(self, stored: Sequence[StoredGroup], *, need: int) -> int:
-        return min(replay_count(need, self._ratio), need - 1, len(self._eligible(stored)))
+    def share(self, stored: Sequence[StoredGroup], *, policy: str, need: int) -> int:
+        return min(self._wanted(policy, need), need - 1, len(self._eligible(stored)))
 
     def pick_with(
-        self, ready: Sequence[ReadyGroup], stored: Sequence[StoredGroup], *, need: int, oldest_open: int | None
+        self,
+        ready: Sequence[ReadyGroup],
+        stored: Sequence[StoredGroup],
+        *,
+        policy: str,
+        need: int,
+        oldest_open: int | None,
     ) -> tuple[list[int], list[int]]:
-        count = self.share(stored, need=need)
+        count = self.share(stored, policy=policy, need=need)
         fresh = self._select.pick(ready, need=need - count, oldest_open=oldest_open)
         if not fresh:
             return [], []
         again = self._choose(self._eligible(stored), count)
         self._draws += 1
+        left = self._owed.get(policy, Fraction(0)) + need * self._ratio - self._wanted(policy, need)
+        self._owed[policy] = left
         return fresh, [group.group for group in sorted(again, key=lambda each: each.arrival)]
 
     def state_dict(self) -> State:
         inner = self._select.state_dict() if isinstance(self._select, Stateful) else None
-        return {"draws": self._draws, "seed": self._seed, "select": inner}
+        owed = {policy: str(left) for policy, left in sorted(self._owed.items())}
+        return {"draws": self._draws, "owed": owed, "seed": self._seed, "select": inner}
 
     def load_state_dict(self, state: State) -> None:
         """Raises ConfigError when the seed is not that of the state."""
         if state["seed"] != self._seed:
             raise ConfigError(f"WithReplay.seed changed from {state['seed']} to {self._seed}: restore it")
         self._draws = int(state["draws"])
+        self._owed = {policy: Fraction(left) for policy, left in state["owed"].items()}
         if isinstance(self._select, Stateful):
             self._select.load_state_dict(state["select"])
+
+    def _wanted(self, policy: str, need: int) -> int:
+        return replay_count(need, self._ratio, self._owed.get(policy, Fraction(0)))
 
     def _eligible(self, stored: Sequence[StoredGroup]) -> list[StoredGroup]:
         return [group for group in stored if self._replays is None or group.uses <= self._replays]

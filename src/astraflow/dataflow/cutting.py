@@ -82,7 +82,8 @@ def _pick(ledger: Ledger, now: float, policy: str) -> list[tuple[int, int]]:
         stored = ledger.groups.stored(policy)
         uses |= {group.group: group.uses for group in stored}
         what = f"{type(select).__name__}.pick_with for policy {policy}"
-        fresh, again = asked(what, partial(select.pick_with, ready, stored, need=need, oldest_open=oldest))
+        pick = partial(select.pick_with, ready, stored, policy=policy, need=need, oldest_open=oldest)
+        fresh, again = asked(what, pick)
     else:
         what = f"{type(select).__name__}.pick for policy {policy}"
         fresh, again = asked(what, partial(select.pick, ready, need=need, oldest_open=oldest)), []

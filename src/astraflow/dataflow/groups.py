@@ -268,7 +268,7 @@ class Groups:
             return 0
         need = self._policies.specs[policy].groups_per_batch
         what = f"{type(self._replay).__name__}.share for policy {policy}"
-        return asked(what, partial(self._replay.share, self.stored(policy), need=need))
+        return asked(what, partial(self._replay.share, self.stored(policy), policy=policy, need=need))
 
     def _overtaken(self, policy: str) -> int:
         """Open groups behind which a whole batch of younger ones has closed. Looks at the newest and the open only."""

@@ -234,9 +234,9 @@ def _replay(select: Replay, index: int) -> Any:
     answers = []
     for need in (1, 4, 10, 40):
         for again in ([], stored[:1], stored):
-            share = select.share(list(again), need=need)
+            share = select.share(list(again), policy="p", need=need)
             assert 0 <= share < need, f"share() must leave a fresh group: of need={need} it gave {share}"
-            fresh, replayed = select.pick_with(list(ready), list(again), need=need, oldest_open=None)
+            fresh, replayed = select.pick_with(list(ready), list(again), policy="p", need=need, oldest_open=None)
             both = [*fresh, *replayed]
             assert len(both) in (0, need), f"pick_with() must give exactly need={need} groups or none, found {both}"
             assert len(set(both)) == len(both), f"pick_with() gave a group twice: {both}"

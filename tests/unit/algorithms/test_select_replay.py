@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -47,8 +48,8 @@ class Turns:
         self.turns = state["turns"]
 
 
-def pick(select, fresh, again, need=4, oldest_open=None):
-    return select.pick_with(fresh, again, need=need, oldest_open=oldest_open)
+def pick(select, fresh, again, need=4, oldest_open=None, policy="p"):
+    return select.pick_with(fresh, again, policy=policy, need=need, oldest_open=oldest_open)
 
 
 def test_it_is_both():
@@ -70,6 +71,67 @@ def test_f63_a_batch_is_always_full():
         list(range(71)),
         list(range(271, 300)),
     )
+
+
+# ── the share over many batches ──
+
+PLENTY = {"fresh": ready(*range(9)), "again": stored(*range(100, 109))}
+
+
+def counts(select: WithReplay, needs: list[int], policy: str = "p") -> list[int]:
+    return [len(pick(select, **PLENTY, need=need, policy=policy)[1]) for need in needs]
+
+
+def test_what_rounding_leaves_is_carried_to_the_next_batch():
+    assert counts(replay(ratio=0.3), [4] * 10) == [1, 1, 2, 1, 1] * 2, "3 of 10 groups, not 1 of 4"
+    assert counts(replay(ratio="1/3"), [2] * 6) == [1, 0, 1] * 2
+    assert counts(replay(ratio=0.1), [4] * 10) == [0, 1, 0, 1, 0] * 2, "rounded each by itself: never"
+
+
+@given(
+    ratio=st.fractions(0, 1, max_denominator=97).filter(lambda ratio: ratio < 1),
+    needs=st.lists(st.integers(1, 9), min_size=1, max_size=60),
+    restarts=st.sets(st.integers(0, 59)),
+    policies=st.lists(st.sampled_from(["p", "q"]), min_size=60, max_size=60),
+)
+def test_the_share_is_exact_over_any_batches_of_each_policy_and_restarts(ratio, needs, restarts, policies):
+    """After every batch, within half a group, wherever a batch can hold its share beside one fresh group."""
+    select = replay(ratio=ratio)
+    replayed, exact = Counter(), Counter()
+    for number, (need, policy) in enumerate(zip(needs, policies, strict=False)):
+        if need * ratio > need - 1:
+            continue
+        if number in restarts:
+            state = copy.deepcopy(select.state_dict())
+            select = replay(ratio=ratio)
+            select.load_state_dict(state)
+        replayed[policy] += counts(select, [need], policy)[0]
+        exact[policy] += need * ratio
+        assert abs(replayed[policy] - exact[policy]) <= Fraction(1, 2)
+
+
+def test_policies_that_take_turns_have_their_share_each():
+    """Carried over both, one would always round up and the other down."""
+    select = replay(ratio=0.25)
+    turns = [(counts(select, [2], "p")[0], counts(select, [2], "q")[0]) for _ in range(4)]
+    assert turns == [(1, 1), (0, 0)] * 2
+
+
+def test_share_tells_what_the_next_batch_takes_and_changes_nothing():
+    select, again = replay(ratio=0.3), PLENTY["again"]
+    for _ in range(5):
+        told = {select.share(again, policy="p", need=4) for _ in range(3)}
+        assert told == set(counts(select, [4]))
+
+
+def test_what_the_store_lacked_or_was_asked_in_vain_is_not_owed():
+    select = replay(ratio=0.5)
+    for _ in range(5):
+        assert pick(select, ready(1, 2, 3, 4), [], need=4)[1] == []
+        assert pick(select, [], stored(7), need=4) == ([], [])
+    assert counts(select, [4]) == [2], "no feast after the famine"
+    most = replay(ratio=0.99)
+    assert counts(most, [2] * 50) == [1] * 50, "one is always fresh; that is not owed either"
 
 
 def test_ratio_zero_replays_nothing():
@@ -100,7 +162,7 @@ def test_replays_bound_how_often_a_group_comes_again():
     assert pick(replay(), ready(1, 2, 3), again) == ([1, 2], [7, 8])
     assert pick(replay(replays=2), ready(1, 2, 3), again) == ([1, 2, 3], [8])
     assert pick(replay(replays=1), ready(1, 2, 3), again) == ([], []), "a fourth fresh group is missing"
-    assert replay(replays=2).share(again, need=4) == 1
+    assert replay(replays=2).share(again, policy="p", need=4) == 1
 
 
 def draws(select, again, count=4000, need=4):
@@ -159,7 +221,9 @@ def test_full_or_nothing_no_group_twice_and_the_listing_does_not_matter(order, f
     taken, replayed = answers[0]
     assert len(taken) + len(replayed) in (0, need)
     assert set(taken) <= set(range(fresh)) and set(replayed) <= set(range(100, 100 + again))
-    assert len(set(replayed)) == len(replayed) == (replay(ratio=ratio).share(store, need=need) if taken else 0)
+    assert (
+        len(set(replayed)) == len(replayed) == (replay(ratio=ratio).share(store, policy="p", need=need) if taken else 0)
+    )
 
 
 @pytest.mark.parametrize("order", ["uniform", "prioritised"])

@@ -90,7 +90,7 @@ def test_a_group_that_comes_again_and_again_counts_its_uses():
         assert uses == [{1: 0, 2: 0}, {3: 0, 2: 1}, {4: 0, 3: 1}]
         select = rig.spec.pipeline.select
         assert [group.uses for group in rig.service.ledger.groups.stored("p")] == [1, 2, 2, 1]
-        assert select.share(rig.service.ledger.groups.stored("p"), need=2) == 1
+        assert select.share(rig.service.ledger.groups.stored("p"), policy="p", need=2) == 1
         whole(rig)
 
 
@@ -257,10 +257,10 @@ class Wrong:
     def pick(self, ready: list[ReadyGroup], *, need: int, oldest_open: int | None) -> list[int]:
         return [group.group for group in ready[:need]] if len(ready) >= need else []
 
-    def share(self, stored, *, need):
+    def share(self, stored, *, policy, need):
         return 1
 
-    def pick_with(self, ready, stored, *, need, oldest_open):
+    def pick_with(self, ready, stored, *, policy, need, oldest_open):
         return self.answer(ready, stored) if stored else (self.pick(ready, need=need, oldest_open=oldest_open), [])
 
 

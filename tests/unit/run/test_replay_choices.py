@@ -62,7 +62,7 @@ def test_options_are_plain_values(recipe: Recipe) -> None:
     assert algorithm("select", "Fifo(window=9)", recipe) == Fifo(window=9)
     again = algorithm("select", "WithReplay(ratio='0.29')", recipe)
     assert isinstance(again, WithReplay), "the select beside it is the run's own"
-    assert again.share([], need=100) == 0 and Fraction("0.29") * 100 == 29
+    assert again.share([], policy="p", need=100) == 0 and Fraction("0.29") * 100 == 29
 
 
 @pytest.mark.parametrize("text", ["WithReplay(ratio=0.5)", "WithSupervised(share=0.5)"])

@@ -248,7 +248,8 @@ class Rerun:
         oldest = min(still, default=None) if cut.windowed else None
         again: list[int] = []
         if isinstance(select, Replay):
-            fresh, again = select.pick_with(ready, self._stored(policy), need=cut.need, oldest_open=oldest)
+            stored = self._stored(policy)
+            fresh, again = select.pick_with(ready, stored, policy=policy, need=cut.need, oldest_open=oldest)
         else:
             fresh = select.pick(ready, need=cut.need, oldest_open=oldest)
         if not fresh:
