@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import xxhash
 
-from astraflow.errors import DigestMismatch, FullTransferNeeded
+from astraflow.errors import DigestMismatch, FullTransferNeeded, WeightsRefused
 from astraflow.types import Array
 from astraflow.weights.delta_compact import compact
 from astraflow.weights.delta_file import PAGE, WHOLE_PAGE, DeltaHeader, Entry, build, parse
@@ -57,31 +57,42 @@ def encode_delta(
 
 
 def apply_delta(base: Weights, delta: bytes, *, threads: int = 0) -> None:
-    """Turn ``base`` into the delta's target, in place. Either all of it, or an error and not a bit is changed.
+    """Turn ``base`` into the delta's target, in place. Either all of it, or an error and it is what it was.
 
-    What is checked: the delta's checksum and counts, names, dtypes, shapes and every bit of the base (DigestMismatch,
-    FullTransferNeeded), every position; afterwards every bit of the result, or what was changed is taken back. By
-    xxh3-128, which finds accidents; against people, the SHA-256 of the manifest decides.
-    Raises WeightsRefused if the delta is malformed or an array cannot be written to.
+    What is checked: the delta's checksum and counts, names, dtypes, shapes, before anything is touched; every position;
+    every bit of what was there (DigestMismatch unless it is the base) and of what comes out, else what was changed is
+    taken back: nobody may read the arrays meanwhile. By xxh3-128, which finds accidents; against people, the SHA-256 of
+    the manifest decides. Raises WeightsRefused if the delta is malformed, FullTransferNeeded if the base has another
+    form or cannot be written to.
     """
     parsed = parse(delta)
     tensors = _tensors(base, writable=True)
     write = Write(parsed, tensors)
-    names = sorted(tensors, key=lambda name: -tensors[name].data.nbytes)
     with _pool(threads) as pool:
         cores = _cores(threads)
-        checked = _each(pool, cores, lambda name: quick_tensor(tensors[name]), names)
-        digests = {digest.name: digest for digest in checked}
-        found = combine(digests.values())
-        if found == parsed.header.target_xxh3:
-            return  # it is there already: applying twice changes nothing (F73)
-        if found != parsed.header.base_xxh3:
-            raise DigestMismatch(
-                f"delta: it leads from {_name(parsed.header.base, parsed.header.base_xxh3)} to "
-                f"{_name(parsed.header.target, parsed.header.target_xxh3)}, these weights are neither: full transfer "
-                "needed, or the deltas in between"
-            )
-        write.run(lambda call, items: _each(pool, cores, call, items), digests)
+
+        def each(call: Callable[[T], R], items: Iterable[T]) -> list[R]:
+            return _each(pool, cores, call, items)
+
+        if parsed.schemes and not _is_base(parsed.header, each(quick_tensor, tensors.values())):
+            return
+        try:
+            write.run(each)
+        except (WeightsRefused, DigestMismatch):  # whatever is wrong with both, wrong weights are said first
+            if _is_base(parsed.header, each(quick_tensor, tensors.values())):
+                raise
+
+
+def _is_base(header: DeltaHeader, digests: Iterable[TensorDigest]) -> bool:
+    """False: these are the target already, and applying twice changes nothing (F73). DigestMismatch if neither."""
+    found = combine(digests)
+    if found not in (header.base_xxh3, header.target_xxh3):
+        raise DigestMismatch(
+            f"delta: it leads from {_name(header.base, header.base_xxh3)} to "
+            f"{_name(header.target, header.target_xxh3)}, these weights are neither: full transfer "
+            "needed, or the deltas in between"
+        )
+    return found != header.target_xxh3
 
 
 def merge_deltas(first: bytes, second: bytes, *, threads: int = 0, limit_bytes: int = MERGE_LIMIT_BYTES) -> bytes:

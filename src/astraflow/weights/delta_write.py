@@ -1,9 +1,12 @@
 """Writing a delta into arrays so that it is whole or not at all.
 
 1 decode tensors that came whole   against their checksums; nothing is touched yet
-2 add the differences              taken back, by subtracting them, if anything raises
-3 hash what was changed            taken back if it is not the target
+2 hash, add the differences, hash  page by page: memory is passed once, the rest happens in a core's cache
+3 compare both with the header     what was there is the base, what is there the target
 4 write tensors that came whole    what step 1 has decoded and checked
+
+Whatever raises in 2 or 3, the differences are taken back by subtracting them, which needs no memory of what was there.
+A delta with classes cannot tell its positions in anything but its base: that is asked for before 2.
 """
 
 from __future__ import annotations
@@ -22,12 +25,16 @@ from astraflow.types import Array
 from astraflow.weights.delta_classes import Operation, inverses, operations
 from astraflow.weights.delta_file import Delta, Entry
 from astraflow.weights.delta_streams import Streams
-from astraflow.weights.digest import QUICK, TensorDigest, combine, quick_tensor
+from astraflow.weights.digest import QUICK, TensorDigest, combine, quick_of, quick_tensor
 from astraflow.weights.tensors import SIZES, Tensor
 
 Each = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
 """Calls for every item, perhaps at once; returns or raises when none of them runs any more."""
+_Digests = tuple[TensorDigest, TensorDigest]
+"""Of one tensor, before and after."""
 
+AT_ONCE = 1 << 18
+"""Elements hashed together where nothing changes."""
 ATTEMPTS = 3
 """At what must be ended when memory runs out. Meanwhile less and less else is going on here."""
 
@@ -37,21 +44,54 @@ class _Part(NamedTuple):
     streams: Streams
     targets: tuple[Array, ...]
     """The bits of each tensor of this name or an alias; memory that is shared once."""
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[tuple[Tensor, int], ...]
+    """Each of these, and which of ``targets`` it is."""
 
-    def operations(self) -> Iterator[Operation]:
-        return operations(self.streams, self.targets) if self.entry.parts else self._plain()
+    def operations(self, seen: Sequence[_Seen]) -> Iterator[Operation]:
+        """Each to be run before the next is asked for. ``seen``: of each target, told all of it in the end."""
+        if not self.entry.parts:
+            return self._plain(seen)
+        return self._classes(seen)
 
     def inverses(self, done: int) -> Iterator[Operation]:
         if self.entry.parts:
             return inverses(self.streams, self.targets, done)
-        return islice(self._plain(stop=-(-done // len(self.targets))), done)
+        pages = self.streams.changes(stop=-(-done // len(self.targets)))
+        return islice((Operation(target, *page) for page in pages for target in self.targets), done)
 
-    def _plain(self, *, stop: int | None = None) -> Iterator[Operation]:
+    def _plain(self, seen: Sequence[_Seen]) -> Iterator[Operation]:
         """One for each page and target."""
-        for positions, differences in self.streams.changes(stop=stop):
-            for target in self.targets:
+        begin = 0
+        for positions, differences in self.streams.changes():
+            end = int(positions[-1]) + 1
+            for target, each in zip(self.targets, seen, strict=True):
+                each.before.update(target[begin:end].data)
                 yield Operation(target, positions, differences)
+                each.after.update(target[begin:end].data)
+            begin = end
+        for target, each in zip(self.targets, seen, strict=True):
+            each.unchanged(target[begin:])
+
+    def _classes(self, seen: Sequence[_Seen]) -> Iterator[Operation]:
+        for target, each in zip(self.targets, seen, strict=True):
+            each.before.update(target.data)
+        yield from operations(self.streams, self.targets)
+        for target, each in zip(self.targets, seen, strict=True):
+            each.after.update(target.data)
+
+
+class _Seen:
+    """What one tensor was and is, hashed."""
+
+    __slots__ = ("after", "before")
+
+    def __init__(self) -> None:
+        self.before, self.after = xxhash.xxh3_128(), xxhash.xxh3_128()
+
+    def unchanged(self, bits: Array) -> None:
+        for at in range(0, len(bits), AT_ONCE):
+            self.before.update(bits[at : at + AT_ONCE].data)
+            self.after.update(bits[at : at + AT_ONCE].data)
 
 
 class Write:
@@ -69,14 +109,18 @@ class Write:
         self._done: dict[str, int] = {}
         """Operations that were run, by name."""
 
-    def run(self, each: Each, digests: Mapping[str, TensorDigest]) -> None:
-        """``digests``: ``quick_tensor`` of every tensor, which are the delta's base."""
+    def run(self, each: Each) -> None:
+        """Raises DigestMismatch if the tensors are not the base or would not become the target, WeightsRefused if the
+        delta is malformed; then they are what they were."""
         wholes = [part for part in self._parts if part.entry.whole]
         parts = [part for part in self._parts if not part.entry.whole]
+        named = {name for part in parts for name in part.entry.names}
+        others = [tensor for name, tensor in self._tensors.items() if name not in named]
         each(_check, wholes)
         try:
-            changed = [digest for found in each(self._add, parts) for digest in found]
-            self._require_target({**digests, **{digest.name: digest for digest in changed}})
+            work: list[_Part | Tensor] = [*parts, *others]
+            work.sort(key=_nbytes, reverse=True)  # threads end together
+            self._require([digests for found in each(self._look, work) for digests in found])
         except BaseException:
             begun = [(part, self._done[part.entry.name]) for part in parts if self._done.get(part.entry.name)]
             lost = [part.entry.name for part, done in begun if not _take_back(part, done)]
@@ -87,29 +131,45 @@ class Write:
         if lost:
             raise _out_of_memory("write", lost)
 
-    def _add(self, part: _Part) -> list[TensorDigest]:
-        """One tensor: its differences, and what it is then, while it is in the cache."""
+    def _look(self, item: _Part | Tensor) -> list[_Digests]:
+        if isinstance(item, _Part):
+            return self._add(item)
+        digest = quick_tensor(item)
+        return [(digest, digest)]
+
+    def _add(self, part: _Part) -> list[_Digests]:
+        """One tensor's differences, and what each tensor of its names was before and is now."""
+        seen = [_Seen() for _ in part.targets]
         name = part.entry.name
         self._done[name] = 0
-        for operation in part.operations():
+        for operation in part.operations(seen):
             operation.run()
             self._done[name] += 1
-        return [quick_tensor(tensor) for tensor in part.tensors]
+        return [
+            (quick_of(tensor, seen[number].before), quick_of(tensor, seen[number].after))
+            for tensor, number in part.tensors
+        ]
 
-    def _require_target(self, found: dict[str, TensorDigest]) -> None:
+    def _require(self, found: Sequence[_Digests]) -> None:
+        """What was is the base, what is will be the target."""
+        header = self._delta.header
+        if combine(before for before, _ in found) != header.base_xxh3:
+            raise DigestMismatch("delta: these weights are not what it starts from; nothing is changed")
+        target = {after.name: after for _, after in found}
         for part in self._parts:
             if part.entry.whole:
                 check = QUICK + part.entry.check.hex()
-                found |= {tensor.name: found[tensor.name]._replace(sha256=check) for tensor in part.tensors}
-        if combine(found.values()) != self._delta.header.target_xxh3:
+                target |= {tensor.name: target[tensor.name]._replace(sha256=check) for tensor, _ in part.tensors}
+        if combine(target.values()) != header.target_xxh3:
             raise DigestMismatch(
-                f"delta: it does not lead to the weights that it names ({self._delta.header.target[:12]}); nothing is "
+                f"delta: it does not lead to the weights that it names ({header.target[:12]}); nothing is "
                 "changed, full transfer needed"
             )
 
 
 def _part(entry: Entry, streams: Streams, tensors: Mapping[str, Tensor], tied: Mapping[str, frozenset[str]]) -> _Part:
     own: dict[int, Array] = {}
+    places = []
     for name in entry.names:
         tensor = tensors.get(name)
         if tensor is None or (tensor.dtype, tensor.shape) != (entry.dtype, entry.shape):
@@ -121,8 +181,16 @@ def _part(entry: Entry, streams: Streams, tensors: Mapping[str, Tensor], tied: M
                 f"delta: tensor {name} shares memory with {min(untold)} here, and not where the delta was made: "
                 "full transfer needed"
             )
-        own[_place(tensor)[0]] = tensor.data.view(f"<u{SIZES[entry.dtype]}")
-    return _Part(entry, streams, tuple(own.values()), tuple(tensors[name] for name in entry.names))
+        places.append(_place(tensor)[0])
+        own[places[-1]] = tensor.data.view(f"<u{SIZES[entry.dtype]}")
+    numbers = [list(own).index(place) for place in places]
+    return _Part(
+        entry, streams, tuple(own.values()), tuple(zip((tensors[name] for name in entry.names), numbers, strict=True))
+    )
+
+
+def _nbytes(item: _Part | Tensor) -> int:
+    return int(item.data.nbytes if isinstance(item, Tensor) else item.targets[0].nbytes)
 
 
 def _tied(tensors: Mapping[str, Tensor]) -> dict[str, frozenset[str]]:

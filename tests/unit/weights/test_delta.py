@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 from astraflow.errors import DigestMismatch, FullTransferNeeded
 from astraflow.weights import delta_write
 from astraflow.weights.delta import _each, apply_delta, encode_delta, merge_deltas, read_header
-from astraflow.weights.delta_file import PAGE, parse
+from astraflow.weights.delta_file import PAGE, build, parse
 from astraflow.weights.delta_streams import find_changes, to_gaps, to_positions
 from astraflow.weights.digest import digest_tensors, quick_digest
 from astraflow.weights.tensors import of_array
@@ -238,21 +238,21 @@ def test_what_fails_half_way_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> N
     base = {f"w{n}": rng.integers(0, 1 << 16, 900_000, dtype=np.uint16) for n in range(3)}
     base["tied"] = base["w1"]
     delta = encode_delta(base, nudge(base, share=0.03))
-    hashed = delta_write.quick_tensor
-    for after in (0, 1, 4, 7):
+    hashed = delta_write.quick_of
+    for after in (0, 1, 4, 7, 8):
         calls = 0
 
-        def failing(tensor: Any, after: int = after) -> Any:
+        def failing(tensor: Any, hasher: Any, after: int = after) -> Any:
             nonlocal calls
             calls += 1
             if calls > after:
                 raise MemoryError("while hashing")
-            return hashed(tensor)
+            return hashed(tensor, hasher)
 
         with monkeypatch.context() as patch:
-            patch.setattr(delta_write, "quick_tensor", failing)
+            patch.setattr(delta_write, "quick_of", failing)
             held = copy(base)
-            if after < 3:
+            if after < 8:  # four names, before and after
                 with pytest.raises(MemoryError):
                     apply_delta(held, delta)
                 assert same(held, base)
@@ -289,6 +289,40 @@ def test_what_fails_in_the_middle_of_a_tensor_is_taken_back(monkeypatch: pytest.
             with pytest.raises(KeyboardInterrupt):
                 apply_delta(held, delta)
             assert same(held, base)
+
+
+@pytest.mark.parametrize("spoiled", ["changed", "its end", "unchanged", "whole", "tied"])
+def test_another_base_is_touched_and_put_back(spoiled: str) -> None:
+    """One bit anywhere, where the delta would have written and where not; every name is looked at by itself."""
+    rng = np.random.default_rng(0)
+    base = {name: rng.integers(0, 1 << 16, 300_000, dtype=np.uint16) for name in ("changed", "unchanged", "whole")}
+    base["tied"] = base["changed"].copy()
+    new = copy(base)
+    new["changed"][:200_000:20] += 1
+    new["tied"][:200_000:20] += 1
+    new["whole"] += 1
+    delta = encode_delta(base, new)
+    assert {(entry.name, entry.aliases) for entry in parse(delta).entries} == {("changed", ("tied",)), ("whole", ())}
+    held = copy(base)
+    held["changed" if spoiled == "its end" else spoiled][-1 if spoiled == "its end" else 40] ^= 1
+    before = copy(held)
+    with pytest.raises(DigestMismatch, match="these weights are neither"):
+        apply_delta(held, delta)
+    assert same(held, before)
+
+
+def test_a_target_that_is_not_reached_is_put_back() -> None:
+    base = weights()
+    parsed = parse(encode_delta(base, nudge(base)))
+    lineage = ("", "", parsed.header.base_xxh3, "0" * 64)
+    streams = [
+        (entry, [bytes(parsed.data[at : at + entry.stream_bytes])])
+        for entry, at in zip(parsed.entries, parsed.starts, strict=True)
+    ]
+    held = copy(base)
+    with pytest.raises(DigestMismatch, match="does not lead to the weights that it names"):
+        apply_delta(held, build(lineage, parsed.pcodec, streams))
+    assert same(held, base)
 
 
 def test_merged_is_one_after_the_other() -> None:
