@@ -11,12 +11,14 @@ from typing import Any
 
 from astraflow.observe.curve import Points, save_curve, text_curve
 from astraflow.run.config import Resolved
+from astraflow.run.held_out_roles import held_out_by_role
 from astraflow.run.layout import RunFolder, write_json
 from astraflow.run.ledger import ledger_lines, ledger_report
 from astraflow.run.run_db import RunDb, open_run_db
 from astraflow.run.samples import Pair, answer_pairs
 
 SMOOTH = 5
+HELD_OUT = "held-out "
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +35,11 @@ def finish_run(run: RunFolder, resolved: Resolved, *, wall_s: float | None) -> E
     """Write summary.json and curve.png; may be done again at any time."""
     with open_run_db(run.database) as db:
         lines = _lines(db)
+        if len(resolved.recipe.casting) > 1:
+            score = lines.get(f"{HELD_OUT}accuracy", ())
+            for role, points in held_out_by_role(db, run.payloads).items():
+                if not set(points) <= set(score):  # a role whose reward is the episode's has its line already
+                    lines[f"{HELD_OUT}{role}"] = points
         pairs = answer_pairs(db, run, resolved.recipe)
         summary = _summary(db, wall_s)
     ledger = ledger_report(run)
@@ -68,7 +75,7 @@ def _lines(db: RunDb) -> dict[str, Points]:
         lines["training reward" if len(policies) == 1 else f"reward {policy}"] = _smooth(rewards)
     evaluations = db.evaluations()
     if evaluations:
-        lines["held-out accuracy"] = [(float(found.version), found.score) for found in evaluations]
+        lines[f"{HELD_OUT}accuracy"] = [(float(found.version), found.score) for found in evaluations]
     return lines
 
 
@@ -88,6 +95,9 @@ def ending_lines(run: RunFolder, ending: Ending, policies: Sequence[str]) -> lis
         out.append("")
     if summary["accuracy_before"] is not None:
         out.append(f"held-out accuracy  {summary['accuracy_before']:.3f} → {summary['accuracy_after']:.3f}")
+    for name, points in ending.lines.items():
+        if name.startswith(HELD_OUT) and name != f"{HELD_OUT}accuracy":
+            out.append(f"{name:<18} {points[0][1]:.3f} → {points[-1][1]:.3f}")
     took = "" if summary["rl_wall_s"] is None else f" in {summary['rl_wall_s']:.0f} s of reinforcement learning"
     out.append(f"steps              {summary['steps']}{took}")
     out.append(f"ledger             {ledger_line(ending.ledger)}")

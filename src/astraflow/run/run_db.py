@@ -32,6 +32,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
+    id: int
     policy: str
     version: int
     digest: str
@@ -114,14 +115,14 @@ class RunDb:
     def evaluations(self) -> list[Evaluation]:
         """Finished ones of the surviving history, by policy and version; an undone version is none."""
         rows = self.connection.execute(
-            "SELECT policy, version, digest, dataset, score, coverage, episodes, ended_at, "
+            "SELECT id, policy, version, digest, dataset, score, coverage, episodes, ended_at, "
             "(SELECT value FROM meta WHERE key = 'pass_at/' || e.id) FROM evals e "
             "WHERE state = 'done' AND score IS NOT NULL AND (version = 0 OR EXISTS (SELECT 1 FROM batches b "
             "JOIN publications p ON p.policy = b.policy AND p.serial = b.serial WHERE b.policy = e.policy "
             "AND b.state = 'committed' AND b.version = e.version - 1 AND p.digest = e.digest)) "
             "ORDER BY policy, version"
         ).fetchall()
-        names = ("policy", "version", "digest", "dataset", "score", "coverage", "episodes", "at_s")
+        names = ("id", "policy", "version", "digest", "dataset", "score", "coverage", "episodes", "at_s")
         return [
             Evaluation(**dict(zip(names, row[:-1], strict=True)), pass_at=json.loads(row[-1]) if row[-1] else {})
             for row in rows
