@@ -61,6 +61,15 @@ def test_its_own_algorithms_decide_again_exactly_as_recorded(
     assert then["staleness"] == pytest.approx(age)
 
 
+def test_the_ledger_of_a_real_run_is_verified_with_what_its_algorithms_know(
+    run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ledger", str(run.path), "--verify", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["differences"] == [] and found["decisions"] >= 5
+    assert not [why for why in found["not_compared"] if "algorithms" in why]
+
+
 def test_other_algorithms_side_by_side(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", str(run.path), "--keep", "none", "--select", "Fifo(window=9)"]) == 0
     out = capsys.readouterr().out

@@ -9,7 +9,7 @@ Told before ``Retelling`` hears of the same event: some counts depend on the sta
 | ``no_signal``, ``barren`` per policy | the same; unknown from a starved spell on until they begin anew |
 | state of the algorithms              | the digest that each decision which changed it leaves           |
 
-The last says that the row is what was written; whether that is what the decisions make of it, ``astraflow replay``
+The last says that the row is what was written; whether that is what the decisions make of it, ``run.replay.rederive``
 tells, which has the recipe.
 """
 

@@ -95,6 +95,9 @@ def resolve(reference: str, overrides: Sequence[str] = (), seed: int | None = No
 def load_config(run_dir: Path, *, allow_changed_tasks: bool = False) -> Resolved:
     """The recipe of an existing run, resolved again. Raises ConfigError when the sources or settings have changed."""
     stored = read_config(run_dir)
+    for name in ("recipe", "set", "seed", "digest", "code_digest", "config"):
+        if name not in stored:
+            raise ConfigError(f"{run_dir / 'config.json'} does not hold a run's config: {name} is missing")
     now = resolve(stored["recipe"], stored["set"], stored["seed"])
     differences = describe_differences(stored["config"], now.config)
     if now.digest != stored["digest"] and without_tasks(stored["config"]) == without_tasks(to_json(now.config)):

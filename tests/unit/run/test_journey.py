@@ -76,7 +76,10 @@ def test_ledger_verify_prints_each_difference_and_answers_by_its_exit_code(
     run = pruned_run(tmp_path)
     write_json(run.config, {})
     assert ledger.main(ledger.Args(run=tmp_path, verify=True)) == 0
-    assert capsys.readouterr().out.startswith("verified: ")
+    first, verdict = capsys.readouterr().out.splitlines()
+    assert verdict.startswith("verified: ") and verdict.endswith(" rows and 0 decisions made again tell the same")
+    assert first.startswith("not compared: state of the algorithms, made again from the decisions: ")
+    assert first.endswith("config.json does not hold a run's config: recipe is missing")
     db = sqlite3.connect(run.database)
     db.execute("UPDATE episodes SET score = 0.5 WHERE group_id = 3 AND idx = 1")
     db.execute("UPDATE policies SET version = 7")
@@ -88,7 +91,7 @@ def test_ledger_verify_prints_each_difference_and_answers_by_its_exit_code(
         "policy p: version is 7, the events tell 2",
         "episode 3/1: score is 0.5, the events tell 1.0",
     ]
-    assert lines[2].startswith("NOT verified: ") and lines[2].endswith(" rows, 2 differ")
+    assert lines[2].startswith("NOT verified: ") and lines[2].endswith(" rows and 0 decisions made again, 2 differ")
     assert ledger.main(ledger.Args(run=tmp_path, verify=True, json=True)) == 1
     told = json.loads(capsys.readouterr().out)
     assert told["verified"] is False

@@ -29,6 +29,7 @@ from astraflow.algorithms.curate import (
 from astraflow.algorithms.keep import DropZeroVariance
 from astraflow.algorithms.select import EarliestDeadline, Fifo
 from astraflow.algorithms.select_replay import WithReplay
+from astraflow.dataflow.ledger import StoredState
 from astraflow.dataflow.settings import PolicySpec, RunSpec
 from astraflow.errors import Closed
 from astraflow.run.replay.figures import compared, figures_of, happened, signals_of
@@ -38,6 +39,7 @@ from astraflow.run.replay.slots import Stock
 from astraflow.run.run_db import RunDb
 from astraflow.tasks.lists import ListTasks
 from astraflow.types import FailureKind, Lease
+from astraflow.wire.codec import encode
 from tests.unit.dataflow.rig import Rig, make_spec, supervised_episode, tasks
 
 REWARDS = (0.0, 0.0, 0.5, 1.0, 1.0)
@@ -49,6 +51,11 @@ def record_of(rig: Rig) -> Record:
 
 def rerun(rig: Rig, spec: RunSpec, **more: Any) -> Rerun:
     return Rerun(spec, record_of(rig), **more).run()
+
+
+def stored_state(rig: Rig) -> bytes:
+    (state,) = rig.db.one("SELECT state FROM algorithms WHERE name = 'pipeline'")
+    return bytes(state)
 
 
 class Player:
@@ -153,9 +160,11 @@ def test_its_own_algorithms_decide_exactly_as_recorded(name: str, policies: int,
     with Rig(spec_of(name, policies=policies, max_staleness=seed)) as rig:
         Player(rig, seed).play(300)
         rig.balanced()
-        again = rerun(rig, spec_of(name, policies=policies, max_staleness=seed))
+        spec = spec_of(name, policies=policies, max_staleness=seed)
+        again = rerun(rig, spec)
         found = compared(again)
         assert found.differences == ()
+        assert encode(StoredState(state=spec.pipeline.state_dict())) == stored_state(rig), "and know the same"
         assert found.admissions > 10 and found.verdicts > 10 and found.batches > 1
         then = happened(again.record, again.spec, signals_of(again))
         assert figures_of(again) == then

@@ -8,12 +8,12 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from astraflow.dataflow.settings import RunSpec
-from astraflow.errors import ConfigError
 from astraflow.run.config import Resolved, load_config
 from astraflow.run.layout import RunFolder
 from astraflow.run.replay.choices import chosen
 from astraflow.run.replay.figures import Comparison, compared, figures_of, happened, signals_of
 from astraflow.run.replay.record import Record, read_record
+from astraflow.run.replay.rederive import require_repeatable
 from astraflow.run.replay.rerun import Rerun, Unmade
 from astraflow.run.run_db import open_run_db
 from astraflow.run.spec import run_spec
@@ -30,19 +30,8 @@ def replay(
     with open_run_db(run.database) as db:
         db.connection.execute("BEGIN")  # of a run that goes on: all of it as it was at one moment
         record = read_record(db, run.payloads)
-        _require_repeatable(record)
+        require_repeatable(record)
         return _report(run, resolved, record, changes)
-
-
-def _require_repeatable(record: Record) -> None:
-    for event in record.events():
-        if event.kind == "tasks_changed":
-            raise ConfigError(
-                "this run went on with other tasks (resume --allow-changed-tasks): what it chose before that cannot be "
-                "asked again"
-            )
-    if not record.groups:
-        raise ConfigError("this run has not opened a training group yet: there is nothing to replay")
 
 
 def _report(run: RunFolder, resolved: Resolved, record: Record, changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,8 @@ class Args:
     run: Positional[Path]
     """Run folder."""
     verify: bool = False
-    """Tell every state again from the events that only grow, and compare with the tables: one line a difference."""
+    """Tell every state again from the events that only grow, let the algorithms decide again, and compare with what is
+    stored: one line a difference."""
     json: bool = False
     """One JSON object; its ``difference`` is 0 when everything adds up, with --verify its ``differences`` are none."""
 
