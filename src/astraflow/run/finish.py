@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from astraflow.run.samples import Pair, answer_pairs
 
 SMOOTH = 5
 HELD_OUT = "held-out "
+SCORE = f"{HELD_OUT}accuracy"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,10 +37,7 @@ def finish_run(run: RunFolder, resolved: Resolved, *, wall_s: float | None) -> E
     with open_run_db(run.database) as db:
         lines = _lines(db)
         if len(resolved.recipe.casting) > 1:
-            score = lines.get(f"{HELD_OUT}accuracy", ())
-            for role, points in held_out_by_role(db, run.payloads).items():
-                if not set(points) <= set(score):  # a role whose reward is the episode's has its line already
-                    lines[f"{HELD_OUT}{role}"] = points
+            lines |= role_lines(lines.get(SCORE, ()), held_out_by_role(db, run.payloads))
         pairs = answer_pairs(db, run, resolved.recipe)
         summary = _summary(db, wall_s)
     ledger = ledger_report(run)
@@ -75,8 +73,13 @@ def _lines(db: RunDb) -> dict[str, Points]:
         lines["training reward" if len(policies) == 1 else f"reward {policy}"] = _smooth(rewards)
     evaluations = db.evaluations()
     if evaluations:
-        lines[f"{HELD_OUT}accuracy"] = [(float(found.version), found.score) for found in evaluations]
+        lines[SCORE] = [(float(found.version), found.score) for found in evaluations]
     return lines
+
+
+def role_lines(score: Points, by_role: Mapping[str, Points]) -> dict[str, Points]:
+    """Of roles whose reward is not the episode's: that one has its line already."""
+    return {f"{HELD_OUT}{role}": points for role, points in by_role.items() if not set(points) <= set(score)}
 
 
 def _smooth(points: Sequence[tuple[float, float]]) -> Points:
@@ -93,11 +96,7 @@ def ending_lines(run: RunFolder, ending: Ending, policies: Sequence[str]) -> lis
         out += [f"  {pair.question}", f"    before: {pair.before!r}", f"    after:  {pair.after!r}"]
     if ending.pairs:
         out.append("")
-    if summary["accuracy_before"] is not None:
-        out.append(f"held-out accuracy  {summary['accuracy_before']:.3f} → {summary['accuracy_after']:.3f}")
-    for name, points in ending.lines.items():
-        if name.startswith(HELD_OUT) and name != f"{HELD_OUT}accuracy":
-            out.append(f"{name:<18} {points[0][1]:.3f} → {points[-1][1]:.3f}")
+    out += accuracy_lines(ending.lines)
     took = "" if summary["rl_wall_s"] is None else f" in {summary['rl_wall_s']:.0f} s of reinforcement learning"
     out.append(f"steps              {summary['steps']}{took}")
     out.append(f"ledger             {ledger_line(ending.ledger)}")
@@ -111,6 +110,12 @@ def ending_lines(run: RunFolder, ending: Ending, policies: Sequence[str]) -> lis
     }
     width = max(len(call) for call in calls)
     return [*out, "", "next:", *(f"  {call.ljust(width)}    # {what}" for call, what in calls.items())]
+
+
+def accuracy_lines(lines: Mapping[str, Points]) -> list[str]:
+    """First and last evaluation of the score, and of each role that has a line."""
+    held_out = {name: points for name, points in lines.items() if name.startswith(HELD_OUT)}
+    return [f"{name:<18} {points[0][1]:.3f} → {points[-1][1]:.3f}" for name, points in held_out.items()]
 
 
 def how_to_call() -> str:

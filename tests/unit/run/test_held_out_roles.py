@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from astraflow.dataflow.store import Store, connect
+from astraflow.run.finish import accuracy_lines, role_lines
 from astraflow.run.held_out_roles import held_out_by_role, rewards_by_role
 from astraflow.run.run_db import RunDb
 from astraflow.types import Episode, Outcome, Sample, Span, Trajectory, Turn
@@ -114,3 +115,13 @@ def test_turns_and_agents_of_a_role_are_averaged_in_their_episode() -> None:
         )
     )
     assert found == {"solver": 0.5}
+
+
+def test_a_role_that_earns_the_episodes_reward_has_its_line_already() -> None:
+    score, verifier = [(0.0, 0.25), (3.0, 0.5), (6.0, 0.75)], [(0.0, 0.5), (6.0, 0.875)]
+    lines = role_lines(score, {"solver": [score[0], score[2]], "verifier": verifier})
+    assert lines == {"held-out verifier": verifier}
+    assert accuracy_lines({"reward solver": [(1.0, 0.1)], "held-out accuracy": score, **lines}) == [
+        "held-out accuracy  0.250 → 0.750",
+        "held-out verifier  0.500 → 0.875",
+    ]
