@@ -174,7 +174,7 @@ def _tensors(weights: Weights, *, writable: bool = False) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for name, each in weights.items():
         if isinstance(each, Tensor):
-            found[name] = each._replace(name=name)
+            found[name] = each if each.name == name else each._replace(name=name)
         else:
             found[name] = of_array(name, each)
             if writable and not each.flags.c_contiguous:

@@ -25,13 +25,11 @@ from astraflow.types import Array
 from astraflow.weights.delta_classes import Operation, inverses, operations
 from astraflow.weights.delta_file import Delta, Entry
 from astraflow.weights.delta_streams import Streams
-from astraflow.weights.digest import QUICK, TensorDigest, combine, quick_of, quick_tensor
+from astraflow.weights.digest import combine, quick_of
 from astraflow.weights.tensors import SIZES, Tensor
 
 Each = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
 """Calls for every item, perhaps at once; returns or raises when none of them runs any more."""
-_Digests = tuple[TensorDigest, TensorDigest]
-"""Of one tensor, before and after."""
 
 AT_ONCE = 1 << 18
 """Elements hashed together where nothing changes."""
@@ -44,7 +42,7 @@ class _Part(NamedTuple):
     streams: Streams
     targets: tuple[Array, ...]
     """The bits of each tensor of this name or an alias; memory that is shared once."""
-    tensors: tuple[tuple[Tensor, int], ...]
+    names: tuple[tuple[str, int], ...]
     """Each of these, and which of ``targets`` it is."""
 
     def operations(self, seen: Sequence[_Seen]) -> Iterator[Operation]:
@@ -95,76 +93,105 @@ class _Seen:
 
 
 class Write:
-    """One delta on its way into one set of tensors."""
+    """One delta on its way into one set of tensors. Of a tensor little is held but while it is looked at."""
 
     def __init__(self, delta: Delta, tensors: Mapping[str, Tensor]) -> None:
         """Raises FullTransferNeeded if the tensors have another form. Touches nothing."""
         self._delta = delta
         self._tensors = tensors
-        tied = _tied(tensors)
-        self._parts = [
-            _part(entry, Streams(delta, number), tensors, tied) for number, entry in enumerate(delta.entries)
-        ]
-        self._parts.sort(key=lambda part: -part.entry.size)
-        self._done: dict[str, int] = {}
-        """Operations that were run, by name."""
+        self._tied = _tied(tensors)
+        self._done: dict[int, int] = {}
+        """Operations that were run, by number of the entry."""
+        self._seen: dict[str, bytes] = {}
+        """xxh3-128 of each tensor before, then after."""
+        for number in range(len(delta.entries)):
+            self._part(number)
 
     def run(self, each: Each) -> None:
         """Raises DigestMismatch if the tensors are not the base or would not become the target, WeightsRefused if the
         delta is malformed; then they are what they were."""
-        wholes = [part for part in self._parts if part.entry.whole]
-        parts = [part for part in self._parts if not part.entry.whole]
-        named = {name for part in parts for name in part.entry.names}
-        others = [tensor for name, tensor in self._tensors.items() if name not in named]
-        each(_check, wholes)
+        entries = self._delta.entries
+        wholes = [number for number, entry in enumerate(entries) if entry.whole]
+        parts = [number for number, entry in enumerate(entries) if not entry.whole]
+        named = {name for number in parts for name in entries[number].names}
+        each(lambda number: _check(self._part(number)), wholes)
         try:
-            work: list[_Part | Tensor] = [*parts, *others]
-            work.sort(key=_nbytes, reverse=True)  # threads end together
-            self._require([digests for found in each(self._look, work) for digests in found])
+            work: list[int | Tensor] = [*parts, *(each for name, each in self._tensors.items() if name not in named)]
+            work.sort(key=lambda item: -(item.data.nbytes if isinstance(item, Tensor) else self._nbytes(item)))
+            each(self._look, work)  # the largest first: threads end together
+            self._require()
         except BaseException:
-            begun = [(part, self._done[part.entry.name]) for part in parts if self._done.get(part.entry.name)]
-            lost = [part.entry.name for part, done in begun if not _take_back(part, done)]
+            begun = [number for number in parts if self._done.get(number)]
+            lost = [entries[number].name for number in begun if not self._take_back(number)]
             if lost:
                 raise _out_of_memory("take back", lost) from None
             raise
-        lost = [name for name in each(_replace, wholes) if name]
+        written = set(each(self._replace, wholes))
+        lost = [entries[number].name for number in wholes if number not in written]
         if lost:
             raise _out_of_memory("write", lost)
 
-    def _look(self, item: _Part | Tensor) -> list[_Digests]:
-        if isinstance(item, _Part):
-            return self._add(item)
-        digest = quick_tensor(item)
-        return [(digest, digest)]
+    def _nbytes(self, number: int) -> int:
+        return self._tensors[self._delta.entries[number].name].data.nbytes
 
-    def _add(self, part: _Part) -> list[_Digests]:
-        """One tensor's differences, and what each tensor of its names was before and is now."""
+    def _part(self, number: int) -> _Part:
+        return _part(self._delta.entries[number], Streams(self._delta, number), self._tensors, self._tied)
+
+    def _look(self, item: int | Tensor) -> None:
+        """At one tensor: add its differences if it has some, and note what it was before and is now."""
+        if isinstance(item, Tensor):
+            self._seen[item.name] = 2 * xxhash.xxh3_128_digest(item.data.data)
+        else:
+            self._add(item, self._part(item))
+
+    def _add(self, number: int, part: _Part) -> None:
         seen = [_Seen() for _ in part.targets]
-        name = part.entry.name
-        self._done[name] = 0
+        self._done[number] = 0
         for operation in part.operations(seen):
             operation.run()
-            self._done[name] += 1
-        return [
-            (quick_of(tensor, seen[number].before), quick_of(tensor, seen[number].after))
-            for tensor, number in part.tensors
-        ]
+            self._done[number] += 1
+        for name, target in part.names:
+            self._seen[name] = seen[target].before.digest() + seen[target].after.digest()
 
-    def _require(self, found: Sequence[_Digests]) -> None:
+    def _require(self) -> None:
         """What was is the base, what is will be the target."""
-        header = self._delta.header
-        if combine(before for before, _ in found) != header.base_xxh3:
+        header, seen, tensors = self._delta.header, self._seen, self._tensors
+        if combine(quick_of(tensors[name], both[:16]) for name, both in seen.items()) != header.base_xxh3:
             raise DigestMismatch("delta: these weights are not what it starts from; nothing is changed")
-        target = {after.name: after for _, after in found}
-        for part in self._parts:
-            if part.entry.whole:
-                check = QUICK + part.entry.check.hex()
-                target |= {tensor.name: target[tensor.name]._replace(sha256=check) for tensor, _ in part.tensors}
-        if combine(target.values()) != header.target_xxh3:
+        checks = {name: entry.check for entry in self._delta.entries if entry.whole for name in entry.names}
+        after = (quick_of(tensors[name], checks.get(name, both[16:])) for name, both in seen.items())
+        if combine(after) != header.target_xxh3:
             raise DigestMismatch(
                 f"delta: it does not lead to the weights that it names ({header.target[:12]}); nothing is "
                 "changed, full transfer needed"
             )
+
+    def _take_back(self, number: int) -> bool:
+        """What was run of its operations, at least one, so that what they took has been decoded before.
+
+        Goes on where it was when memory runs out: by now nothing else decodes. False: it ran out again and again."""
+        undone = 0
+        for _ in range(ATTEMPTS):
+            with suppress(MemoryError):
+                for operation in islice(self._part(number).inverses(self._done[number]), undone, None):
+                    operation.undo()
+                    undone += 1
+                return True
+            gc.collect()
+        return False
+
+    def _replace(self, number: int) -> int | None:
+        """None if memory ran out again and again: what was there is gone, so this can only go on."""
+        for _ in range(ATTEMPTS):
+            with suppress(MemoryError):
+                part, at = self._part(number), 0
+                for bits in part.streams.bits():
+                    for target in part.targets:
+                        np.copyto(target[at : at + len(bits)], bits)
+                    at += len(bits)
+                return number
+            gc.collect()
+        return None
 
 
 def _part(entry: Entry, streams: Streams, tensors: Mapping[str, Tensor], tied: Mapping[str, frozenset[str]]) -> _Part:
@@ -184,13 +211,7 @@ def _part(entry: Entry, streams: Streams, tensors: Mapping[str, Tensor], tied: M
         places.append(_place(tensor)[0])
         own[places[-1]] = tensor.data.view(f"<u{SIZES[entry.dtype]}")
     numbers = [list(own).index(place) for place in places]
-    return _Part(
-        entry, streams, tuple(own.values()), tuple(zip((tensors[name] for name in entry.names), numbers, strict=True))
-    )
-
-
-def _nbytes(item: _Part | Tensor) -> int:
-    return int(item.data.nbytes if isinstance(item, Tensor) else item.targets[0].nbytes)
+    return _Part(entry, streams, tuple(own.values()), tuple(zip(entry.names, numbers, strict=True)))
 
 
 def _tied(tensors: Mapping[str, Tensor]) -> dict[str, frozenset[str]]:
@@ -219,35 +240,6 @@ def _check(part: _Part) -> None:
         hasher.update(bits.data)
     if hasher.digest() != part.entry.check:
         raise WeightsRefused(f"delta: tensor {part.entry.name[:100]} is not what its checksum says")
-
-
-def _take_back(part: _Part, done: int) -> bool:
-    """``done``: of its operations, at least one, so that what they took has been decoded before.
-
-    Goes on where it was when memory runs out: by now nothing else decodes. False: it ran out again and again."""
-    undone = 0
-    for _ in range(ATTEMPTS):
-        with suppress(MemoryError):
-            for operation in islice(part.inverses(done), undone, None):
-                operation.undo()
-                undone += 1
-            return True
-        gc.collect()
-    return False
-
-
-def _replace(part: _Part) -> str:
-    """Its name if memory ran out again and again: what was there is gone, so this can only go on."""
-    for _ in range(ATTEMPTS):
-        with suppress(MemoryError):
-            at = 0
-            for bits in part.streams.bits():
-                for target in part.targets:
-                    np.copyto(target[at : at + len(bits)], bits)
-                at += len(bits)
-            return ""
-        gc.collect()
-    return part.entry.name
 
 
 def _out_of_memory(what: str, lost: list[str]) -> MemoryError:

@@ -65,12 +65,12 @@ def digest_files(paths: Sequence[Path]) -> str:
 
 def quick_tensor(tensor: Tensor) -> TensorDigest:
     """One tensor's part of ``quick_digest``."""
-    return TensorDigest(tensor.name, tensor.dtype, tensor.shape, QUICK + xxhash.xxh3_128_hexdigest(tensor.data.data))
+    return quick_of(tensor, xxhash.xxh3_128_digest(tensor.data.data))
 
 
-def quick_of(tensor: Tensor, hasher: xxhash.xxh3_128) -> TensorDigest:
-    """The same, of what ``hasher`` was told of the tensor's bytes."""
-    return TensorDigest(tensor.name, tensor.dtype, tensor.shape, QUICK + hasher.hexdigest())
+def quick_of(tensor: Tensor, digest: bytes) -> TensorDigest:
+    """The same where the xxh3-128 of its bytes is known."""
+    return TensorDigest(tensor.name, tensor.dtype, tensor.shape, QUICK + digest.hex())
 
 
 def quick_digest(tensors: Iterable[Tensor]) -> str:

@@ -242,12 +242,12 @@ def test_what_fails_half_way_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> N
     for after in (0, 1, 4, 7, 8):
         calls = 0
 
-        def failing(tensor: Any, hasher: Any, after: int = after) -> Any:
+        def failing(tensor: Any, digest: Any, after: int = after) -> Any:
             nonlocal calls
             calls += 1
             if calls > after:
                 raise MemoryError("while hashing")
-            return hashed(tensor, hasher)
+            return hashed(tensor, digest)
 
         with monkeypatch.context() as patch:
             patch.setattr(delta_write, "quick_of", failing)
@@ -271,7 +271,7 @@ def test_what_fails_in_the_middle_of_a_tensor_is_taken_back(monkeypatch: pytest.
     assert pages > 2
     for fatal in range(2 * pages):
 
-        def add(self: Any, part: Any, fatal: int = fatal) -> Any:
+        def add(self: Any, number: int, part: Any, fatal: int = fatal) -> Any:
             class Breaking(np.ndarray[Any, Any]):
                 def __setitem__(self, key: Any, value: Any) -> None:
                     nonlocal left
@@ -281,7 +281,9 @@ def test_what_fails_in_the_middle_of_a_tensor_is_taken_back(monkeypatch: pytest.
                     super().__setitem__(key, value)
 
             left = fatal
-            return true_add(self, part._replace(targets=tuple(target.view(Breaking) for target in part.targets)))
+            return true_add(
+                self, number, part._replace(targets=tuple(target.view(Breaking) for target in part.targets))
+            )
 
         with monkeypatch.context() as patch:
             patch.setattr(delta_write.Write, "_add", add)

@@ -183,7 +183,7 @@ def breaking_at(fatal: int, error: type[BaseException]) -> Any:
     """A write that fails at the ``fatal``-th assignment of each tensor."""
     true_add = delta_write.Write._add
 
-    def add(self: Any, part: Any) -> Any:
+    def add(self: Any, number: int, part: Any) -> Any:
         left = fatal
 
         class Breaking(np.ndarray[Any, Any]):
@@ -194,7 +194,7 @@ def breaking_at(fatal: int, error: type[BaseException]) -> Any:
                     raise error
                 super().__setitem__(key, value)
 
-        return true_add(self, part._replace(targets=tuple(target.view(Breaking) for target in part.targets)))
+        return true_add(self, number, part._replace(targets=tuple(target.view(Breaking) for target in part.targets)))
 
     return add
 
