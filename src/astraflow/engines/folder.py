@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from astraflow.engines.folder_config import read_config
 from astraflow.engines.generic import GenericModel
 from astraflow.engines.lean import LeanModel
 from astraflow.engines.lean_weights import shape_of
@@ -31,11 +32,9 @@ class ModelFolder:
 
 def open_folder(folder: Path, settings: EngineSettings) -> ModelFolder:
     """Raises ConfigError: not a model folder, or a context longer than the model's."""
-    from transformers import AutoConfig
-
     if not (folder / "config.json").is_file():
         raise ConfigError(f"{folder} is not a model folder: it has no config.json")
-    config = AutoConfig.from_pretrained(folder)
+    config = read_config(folder)
     device = torch.device(_device(settings.device))
     dtype = _dtype(settings.dtype, config, device)
     model = _model(config, settings, dtype=dtype, device=device)
@@ -75,11 +74,20 @@ def _model(config: Any, settings: EngineSettings, *, dtype: torch.dtype, device:
 
 
 def inverse_frequencies(config: Any) -> torch.Tensor:
-    """float32 [head_dim / 2]: the rotary frequencies that transformers computes for this config."""
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+    """float32 [head_dim / 2]: the rotary frequencies that transformers computes for this config.
 
-    rotary = LlamaRotaryEmbedding(config)
-    frequencies: torch.Tensor = rotary.inv_freq
+    theta^(-2 i / head_dim), rescaled where ``rope_type`` says so. Not by its model code: importing that takes longer
+    than all else that a worker does before its first reply.
+    """
+    rope = config.rope_parameters
+    if rope["rope_type"] != "default":
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        scaled: torch.Tensor = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config)[0]
+        return scaled
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    exponents = torch.arange(0, width, 2, dtype=torch.float32) / width
+    frequencies: torch.Tensor = 1.0 / rope["rope_theta"] ** exponents
     return frequencies
 
 
