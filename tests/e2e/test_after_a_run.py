@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from astraflow.errors import ConfigError, NotFound
-from astraflow.observe.doctor import State, diagnose
+from astraflow.observe.doctor import diagnose
+from astraflow.observe.findings import State
 from astraflow.observe.metrics import Registry
 from astraflow.observe.metrics_file import read_points, series
 from astraflow.run.cli import main

@@ -11,7 +11,8 @@ from astraflow.algorithms.base import GroupSummary
 from astraflow.algorithms.keep import DropTruncated, DropZeroVariance
 from astraflow.algorithms.keep_content import DropOverlong
 from astraflow.dataflow.settings import Limits
-from astraflow.observe.doctor import Diagnosis, State, diagnose
+from astraflow.observe.doctor import Diagnosis, diagnose
+from astraflow.observe.findings import State
 from astraflow.rollout.workflow import Agents, Reward
 from astraflow.run.symptoms import symptoms_of
 from astraflow.trainer.settings import TrainerSettings

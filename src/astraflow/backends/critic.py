@@ -24,7 +24,7 @@ from astraflow.backends.masters import Masters, is_finite
 from astraflow.backends.models import load_model
 from astraflow.errors import WeightsRefused
 from astraflow.losses.base import LossInputs, LossOutput
-from astraflow.losses.gae import explained_variance, gae, length_adaptive_lambda, returns_of
+from astraflow.losses.gae import gae, judged, length_adaptive_lambda, returns_of
 from astraflow.trainer.packing import PackedRow
 from astraflow.trainer.settings import CriticSettings, TrainerSettings
 from astraflow.trainer.trajectories import Trajectories
@@ -132,9 +132,8 @@ class Critic:
         """How it judged the batch before it learned from it."""
         columns = [(each.old_values, each.returns, each.mask) for each in inputs]
         old, returns, mask = (torch.cat([c for c in column if c is not None]) for column in zip(*columns, strict=True))
-        explained = explained_variance(old, returns, mask)
-        found = {"critic/grad_norm": norm, "critic/lr": self.settings.lr}
-        return found if explained is None else {**found, "critic/explained_variance": explained}
+        found = {"grad_norm": norm, "lr": self.settings.lr, **judged(old, returns, mask)}
+        return {f"critic/{name}": value for name, value in found.items()}
 
     def save(self, folder: Path) -> None:
         self._masters.save(folder, prefix=PREFIX)

@@ -69,6 +69,24 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float |
     return float(1 - (wanted - found).var() / wanted.var())
 
 
+@torch.no_grad()
+def judged(values: Tensor, returns: Tensor, mask: Tensor) -> dict[str, float]:
+    """How good values are, over the mask: ``explained_variance``, ``value_deviation`` and ``return_deviation``, and
+    ``relative_error``, the mean of ``(returns - values)^2`` over that of ``returns^2``: 1 is no better than saying 0.
+
+    What nothing can be said of is left out: where the returns do not vary, or are all 0.
+    """
+    found, wanted = values[mask].double(), returns[mask].double()
+    if not len(wanted):
+        return {}
+    told = {"value_deviation": float(found.std(correction=0)), "return_deviation": float(wanted.std(correction=0))}
+    explained = explained_variance(values, returns, mask)
+    if explained is not None:
+        told["explained_variance"] = explained
+    size = float(wanted.square().mean())
+    return told if size == 0 else {**told, "relative_error": float((wanted - found).square().mean()) / size}
+
+
 def _require(name: str, value: float) -> None:
     if not 0 <= value <= 1:
         raise ConfigError(f"gae: {name} must be in [0, 1], found {value}")

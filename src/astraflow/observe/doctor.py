@@ -8,13 +8,12 @@ group-relative loss is about 0 while its gradient is not. What tells is the grad
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
-from statistics import fmean
+from collections.abc import Callable
+from dataclasses import dataclass
 
-RECENT_STEPS = 20
-"""Steps that count as now: enough to average noise, few enough that what was mended no longer shows."""
+from astraflow.observe.doctor_critic import CRITIC_CHECKS
+from astraflow.observe.findings import Finding, State, Symptoms, above, below, recent
+
 RECENT_GROUPS = 200
 FEW_GROUPS = 8
 """One batch of the default size: shares of fewer groups say nothing."""
@@ -47,59 +46,7 @@ GRADIENT_BROKEN = 1e-8
 """Below it AdamW's own eps (1e-8) decides the step, not the data."""
 
 
-class State(StrEnum):
-    NORMAL = "normal"
-    UNKNOWN = "unknown"
-    WATCH = "watch"
-    BROKEN = "broken"
-
-
 _SEVERITY = (State.NORMAL, State.UNKNOWN, State.WATCH, State.BROKEN)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Symptoms:
-    """What a run's ledger says of one policy. Counts of groups and tokens are of the recent part of the run."""
-
-    policy: str
-    max_staleness: int
-    steps: int = 0
-    """Committed."""
-    groups: int = 0
-    """Judged: kept or trained, or dropped for want of signal."""
-    flat: Mapping[str, int] = field(default_factory=dict)
-    """Of them, those without variance, by where everyone was: ``lowest``, ``highest`` or ``between`` of the rewards
-    that the run has seen, ``only`` where it has seen a single one, ``alone`` where nobody had anyone to be compared
-    with."""
-    left_out: Mapping[str, int] = field(default_factory=dict)
-    """Beside ``groups``: dropped by Keep, by reasons that say something of the group and nothing of its signal."""
-    stale_groups: int = 0
-    """Beside ``groups``: went stale, were never trained."""
-    trained_tokens: int = 0
-    masked_tokens: Mapping[str, int] = field(default_factory=dict)
-    """In trained groups, by reason."""
-    batches: int = 0
-    """Ended: committed or dropped."""
-    skipped: Mapping[str, int] = field(default_factory=dict)
-    """Of them without a step, by reason."""
-    episodes: int = 0
-    given_up: Mapping[str, int] = field(default_factory=dict)
-    """Of them, by failure kind."""
-    series: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Metric → its values by step, oldest first, of the whole run."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
-    """One thing that was looked at."""
-
-    name: str
-    state: State
-    found: str
-    normal: str
-    """What it is like in a run that learns."""
-    advice: str = ""
-    """What to do; empty where nothing is to be done."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +60,8 @@ class Diagnosis:
 
 def diagnose(symptoms: Symptoms) -> Diagnosis:
     """Every check; the verdict is the earliest cause among the worst."""
-    findings = tuple(check(symptoms) for check in CHECKS)
+    found = (check(symptoms) for check in CHECKS)
+    findings = tuple(finding for finding in found if finding is not None)
     worst = max((finding.state for finding in findings), key=_SEVERITY.index)
     if symptoms.steps == 0 and worst is not State.BROKEN:
         verdict = f"{symptoms.policy}: no step was committed yet, there is no loss to explain"
@@ -146,7 +94,7 @@ def _episodes(it: Symptoms) -> Finding:
     kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(it.given_up.items(), key=lambda pair: -pair[1]))
     return Finding(
         name="episodes",
-        state=_above(share, FAILED_WATCH, FAILED_BROKEN) if it.episodes else State.UNKNOWN,
+        state=above(share, FAILED_WATCH, FAILED_BROKEN) if it.episodes else State.UNKNOWN,
         found=f"{failed} of {it.episodes} given up" + (f" ({kinds})" if kinds else ""),
         normal=f"less than {FAILED_WATCH:.0%}; a failed episode is in no baseline and trains nothing",
         advice="see 'astraflow trace RUN GROUP/INDEX' of one, and docs/failures.md for its kind",
@@ -168,7 +116,7 @@ def _groups(it: Symptoms) -> Finding:
     parts = ", ".join(f"{_ALIKE[name]} {count}" for name, count in sorted(it.flat.items()) if count)
     return Finding(
         name="groups",
-        state=_above(share, FLAT_WATCH, FLAT_BROKEN) if it.groups >= FEW_GROUPS else State.UNKNOWN,
+        state=above(share, FLAT_WATCH, FLAT_BROKEN) if it.groups >= FEW_GROUPS else State.UNKNOWN,
         found=f"{share:.0%} of the last {it.groups} without variance" + (f" ({parts})" if parts else ""),
         normal=f"less than {FLAT_WATCH:.0%}; such a group has advantage 0 and is dropped or trains nothing",
         advice=advice.get(where, ""),
@@ -182,7 +130,7 @@ def _keep(it: Symptoms) -> Finding:
     why = max(it.left_out, key=lambda name: it.left_out[name], default="")
     return Finding(
         name="keep",
-        state=_above(left_out / total, LEFT_OUT_WATCH, LEFT_OUT_BROKEN) if total >= FEW_GROUPS else State.UNKNOWN,
+        state=above(left_out / total, LEFT_OUT_WATCH, LEFT_OUT_BROKEN) if total >= FEW_GROUPS else State.UNKNOWN,
         found=f"{left_out} of the last {total} groups dropped for what they are" + (f" ({reasons})" if reasons else ""),
         normal=f"less than {LEFT_OUT_WATCH:.0%}",
         advice=_UNMASK.get(why, f"look at the Keep of the recipe that says {why!r}") if why else "",
@@ -211,8 +159,8 @@ def _steps(it: Symptoms) -> Finding:
 
 
 def _gap(it: Symptoms) -> Finding:
-    gap, clamped = _recent(it, "logprob/gap"), _recent(it, "loss/ratio_clamped")
-    state = State.UNKNOWN if gap is None else _above(gap, GAP_WATCH, GAP_BROKEN)
+    gap, clamped = recent(it, "logprob/gap"), recent(it, "loss/ratio_clamped")
+    state = State.UNKNOWN if gap is None else above(gap, GAP_WATCH, GAP_BROKEN)
     found = "no token was sampled by the version that its step started from" if gap is None else f"{gap:.2g} nats"
     if clamped is not None and clamped > RATIO_BROKEN:
         state, found = State.BROKEN, f"{found}; {clamped:.1%} of the tokens have a ratio beyond e^20"
@@ -235,7 +183,7 @@ def _coverage(it: Symptoms) -> Finding:
     left_out = it.masked_tokens.get(ON_PURPOSE, 0)
     return Finding(
         name="mask",
-        state=_below(share, COVERAGE_WATCH, COVERAGE_BROKEN) if total else State.UNKNOWN,
+        state=below(share, COVERAGE_WATCH, COVERAGE_BROKEN) if total else State.UNKNOWN,
         found=f"{share:.0%} of {total} sampled tokens got a gradient"
         + (f" (masked: {reasons})" if reasons else "")
         + (f"; {left_out} more were not chosen, as the recipe has it" if left_out else ""),
@@ -247,13 +195,13 @@ def _coverage(it: Symptoms) -> Finding:
 def _staleness(it: Symptoms) -> Finding:
     total = it.groups + it.stale_groups
     share = it.stale_groups / total if total else 0.0
-    mean = _recent(it, "staleness/mean")
+    mean = recent(it, "staleness/mean")
     found = f"{share:.0%} of groups went stale"
     if mean is not None:
         found = f"mean age {mean:.1f} of at most {it.max_staleness}; {found}"
     return Finding(
         name="staleness",
-        state=State.UNKNOWN if not total else _above(share, STALE_WATCH, STALE_BROKEN),
+        state=State.UNKNOWN if not total else above(share, STALE_WATCH, STALE_BROKEN),
         found=found,
         normal=f"less than {STALE_WATCH:.0%} of groups; ages up to the bound are what asynchronous training is",
         advice="episodes take longer than max_staleness steps: raise it (with decoupled_ppo or m2po), shorten the "
@@ -262,14 +210,14 @@ def _staleness(it: Symptoms) -> Finding:
 
 
 def _clip(it: Symptoms) -> Finding:
-    clipped, rejected = _recent(it, "loss/clip_fraction"), _recent(it, "loss/weight_rejected")
+    clipped, rejected = recent(it, "loss/clip_fraction"), recent(it, "loss/weight_rejected")
     found = "the loss reports none" if clipped is None else f"{clipped:.1%} of trained tokens clipped"
     if rejected is not None:
         found = f"{found}, {rejected:.1%} rejected for their weight"
     shares = [share for share in (clipped, rejected) if share is not None]
     return Finding(
         name="clip",
-        state=_above(max(shares), CLIP_WATCH, CLIP_BROKEN) if shares else State.UNKNOWN,
+        state=above(max(shares), CLIP_WATCH, CLIP_BROKEN) if shares else State.UNKNOWN,
         found=found,
         normal=f"below {CLIP_WATCH:.0%} (published runs: 0.1 % to 3 %)",
         advice="the policy moves too far from what sampled: lower lr or max_staleness, or a loss made for stale data "
@@ -278,12 +226,12 @@ def _clip(it: Symptoms) -> Finding:
 
 
 def _entropy(it: Symptoms) -> Finding:
-    now = _recent(it, "loss/entropy")
+    now = recent(it, "loss/entropy")
     first = it.series.get("loss/entropy", ())
     found = "the trainer reports none" if now is None else f"{now:.3g} nats a token, {first[0]:.3g} in the first step"
     return Finding(
         name="entropy",
-        state=State.UNKNOWN if now is None else _below(now, ENTROPY_WATCH, ENTROPY_BROKEN),
+        state=State.UNKNOWN if now is None else below(now, ENTROPY_WATCH, ENTROPY_BROKEN),
         found=found,
         normal=f"above {ENTROPY_WATCH}; it falls as the policy learns",
         advice="episodes of a group say the same: raise clip_high, lower lr, or stop where the score is what you want",
@@ -291,7 +239,7 @@ def _entropy(it: Symptoms) -> Finding:
 
 
 def _update(it: Symptoms) -> Finding:
-    norm, lr, loss = (_recent(it, name) for name in ("step/grad_norm", "step/lr", "loss/total"))
+    norm, lr, loss = (recent(it, name) for name in ("step/grad_norm", "step/lr", "loss/total"))
     state, advice = State.UNKNOWN, ""
     if norm is not None and lr is not None:
         state = State.NORMAL
@@ -311,7 +259,7 @@ def _update(it: Symptoms) -> Finding:
     )
 
 
-CHECKS: tuple[Callable[[Symptoms], Finding], ...] = (
+CHECKS: tuple[Callable[[Symptoms], Finding | None], ...] = (
     _episodes,
     _groups,
     _keep,
@@ -319,11 +267,12 @@ CHECKS: tuple[Callable[[Symptoms], Finding], ...] = (
     _gap,
     _coverage,
     _staleness,
+    *CRITIC_CHECKS,
     _clip,
     _entropy,
     _update,
 )
-"""Causes before effects."""
+"""Causes before effects. None: there is no such thing in this run."""
 
 _ALIKE = {
     "lowest": "all at the lowest reward",
@@ -338,16 +287,3 @@ _UNMASK = {
     "failed": "their episodes failed: see the finding on episodes",
     "unscored": "the workflow gives these turns no reward: None is no gradient",
 }
-
-
-def _recent(it: Symptoms, name: str) -> float | None:
-    values = it.series.get(name, ())[-RECENT_STEPS:]
-    return fmean(values) if values else None
-
-
-def _above(value: float, watch: float, broken: float) -> State:
-    return State.BROKEN if value >= broken else State.WATCH if value >= watch else State.NORMAL
-
-
-def _below(value: float, watch: float, broken: float) -> State:
-    return State.BROKEN if value <= broken else State.WATCH if value <= watch else State.NORMAL

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from astraflow.errors import ConfigError
-from astraflow.observe.doctor import RECENT_GROUPS, RECENT_STEPS, Symptoms
+from astraflow.observe.doctor import RECENT_GROUPS
+from astraflow.observe.findings import RECENT_STEPS, Symptoms
 from astraflow.run.config import read_config
 from astraflow.run.layout import RunFolder
 from astraflow.run.run_db import open_run_db
@@ -51,7 +52,7 @@ def _symptoms(db: sqlite3.Connection, policy: str, max_staleness: int) -> Sympto
     return Symptoms(
         policy=policy,
         max_staleness=max_staleness,
-        steps=len(series.get("step/lr", ())),
+        steps=max(len(series.get(name, ())) for name in ("step/lr", "critic/lr")),
         groups=groups,
         flat=flat,
         left_out=_left_out(db, policy),

@@ -215,6 +215,17 @@ def test_f37_order_of_rows_changes_nothing(llama: Path) -> None:
     assert norms[1]["step/grad_norm"] == pytest.approx(norms[0]["step/grad_norm"], rel=1e-5)
 
 
+def test_a_step_tells_how_the_critic_judged_before_it_learned(llama: Path) -> None:
+    """A new one is 0 everywhere; with a learning rate of 0 it stays so, with one that is not the next step tells."""
+    batch = make_batch(9)
+    for lr in (0.0, 1e-2):
+        made = backend(llama, lr=lr)
+        first, second = (made.step(batch).metrics for _ in range(2))
+        assert (first["critic/value_deviation"], first["critic/relative_error"]) == (0.0, pytest.approx(1.0))
+        assert first["critic/explained_variance"] == pytest.approx(0.0) and first["critic/return_deviation"] > 0
+        assert (second["critic/value_deviation"] > 0) == (lr > 0)
+
+
 def test_updates_are_of_the_critic_alone_and_towards_the_same_returns(llama: Path) -> None:
     batch = make_batch(9)
     errors, digests = [], []

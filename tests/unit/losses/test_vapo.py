@@ -12,7 +12,7 @@ from torch import Tensor
 
 from astraflow.errors import ConfigError, InvalidRecord
 from astraflow.losses import LossInputs
-from astraflow.losses.gae import explained_variance, gae, length_adaptive_lambda, returns_of
+from astraflow.losses.gae import explained_variance, gae, judged, length_adaptive_lambda, returns_of
 from astraflow.losses.vapo import prepare, value_pretraining, vapo
 from tests.unit.losses.lab import batch
 from tests.unit.losses.plain import clipped, sequences_of
@@ -222,6 +222,19 @@ def test_pretraining_fits_a_critic_to_the_returns() -> None:
         optimiser.step()
     after = explained_variance((features @ weights).detach(), goal, everything)
     assert before is not None and after is not None and before < 0.1 and after > 0.99
+
+
+def test_how_good_values_are() -> None:
+    """Deviations over all of the mask; the error beside that of saying 0: (1 + 1) / (1 + 9)."""
+    mask = torch.tensor([True, True, False])
+    found = judged(f64(0, 2, 99), f64(1, 3, -99), mask)
+    expected = {"value_deviation": 1.0, "return_deviation": 1.0, "explained_variance": 1.0, "relative_error": 0.2}
+    assert found == pytest.approx(expected)
+    assert judged(f64(0, 0, 0), f64(1, 3, 0), mask) == pytest.approx(
+        {"value_deviation": 0.0, "return_deviation": 1.0, "explained_variance": 0.0, "relative_error": 1.0}
+    ), "as a critic begins"
+    assert judged(f64(1, 2, 0), f64(0, 0, 0), mask) == {"value_deviation": 0.5, "return_deviation": 0.0}
+    assert judged(f64(1), f64(1), torch.tensor([False])) == {}
 
 
 def test_explained_variance() -> None:

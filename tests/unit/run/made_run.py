@@ -22,6 +22,15 @@ HEALTHY = {
     "step/lr": 1e-5,
 }
 """Metrics of a step."""
+CRITIC = {
+    "critic__lr": 1e-5,
+    "critic__explained_variance": 0.4,
+    "critic__value_deviation": 0.3,
+    "critic__return_deviation": 0.5,
+    "critic__relative_error": 0.4,
+    "loss__value": 0.1,
+}
+"""Those of a step with a critic that is of use, as arguments of ``steps``."""
 
 
 class MadeRun:

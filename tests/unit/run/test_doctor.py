@@ -12,11 +12,12 @@ import pytest
 
 from astraflow.algorithms.keep_subset import NOT_CHOSEN
 from astraflow.errors import ConfigError
-from astraflow.observe.doctor import Diagnosis, Finding, State, diagnose
+from astraflow.observe.doctor import Diagnosis, diagnose
+from astraflow.observe.findings import Finding, State
 from astraflow.run.cli import main
 from astraflow.run.layout import RunFolder
 from astraflow.run.symptoms import NO_SIGNAL, symptoms_of
-from tests.unit.run.made_run import MadeRun
+from tests.unit.run.made_run import CRITIC, MadeRun
 
 
 def looked_at(run: RunFolder) -> Diagnosis:
@@ -39,6 +40,91 @@ def test_a_run_that_learns_is_normal_and_its_small_loss_is_explained(made: MadeR
     assert {each.state for each in diagnosis.findings} == {State.NORMAL}
     assert "a loss near 0 is what a group-relative loss is made to be" in diagnosis.verdict
     assert finding(diagnosis, "update").found == "loss 0.001, gradient 0.4, lr 1e-05"
+
+
+def with_critic(made: MadeRun, count: int = 20, **metrics: float | None) -> MadeRun:
+    return made.steps(count, **{**CRITIC, **metrics})
+
+
+CRITICS = ("values", "errors", "critic")
+
+
+def test_a_critic_that_learns_is_normal_and_one_that_is_not_there_is_no_finding(tmp_path: Path) -> None:
+    diagnosis = looked_at(with_critic(MadeRun(tmp_path / "run")).groups(40).close())
+    assert diagnosis.state is State.NORMAL
+    assert {each.state for each in diagnosis.findings} == {State.NORMAL}
+    assert [each.name for each in diagnosis.findings if each.name in CRITICS] == list(CRITICS)
+    assert finding(diagnosis, "errors").found == "squared error 0.4 of what saying 0 would make, value loss 0.1"
+    without = looked_at(MadeRun(tmp_path / "without").healthy().close())
+    assert not [each for each in without.findings if each.name in CRITICS]
+
+
+NEW = {
+    "critic__explained_variance": -3.0,
+    "critic__value_deviation": 0.0,
+    "critic__relative_error": 1.0,
+}
+"""As a critic begins: 0 everywhere, or noise."""
+
+
+@pytest.mark.parametrize(("steps", "told"), [(1, False), (19, False), (20, True)])
+def test_a_new_critic_is_given_time(made: MadeRun, steps: int, told: bool) -> None:
+    diagnosis = looked_at(with_critic(made.groups(9), steps, **NEW).close())
+    assert finding(diagnosis, "values").state is finding(diagnosis, "critic").state
+    assert finding(diagnosis, "critic").state is (State.BROKEN if told else State.UNKNOWN)
+    assert diagnosis.state is (State.BROKEN if told else State.NORMAL)
+
+
+@pytest.mark.parametrize(
+    ("count", "explained", "state"),
+    [
+        (20, 0.01, State.NORMAL),
+        (20, 0.0, State.WATCH),
+        (99, -0.5, State.WATCH),
+        (100, -0.5, State.BROKEN),
+        (100, 0.0, State.BROKEN),
+        (20, -1.0, State.BROKEN),
+    ],
+)
+def test_a_critic_that_explains_nothing_for_long_is_broken(
+    made: MadeRun, count: int, explained: float, state: State
+) -> None:
+    diagnosis = looked_at(with_critic(made.groups(9), count, critic__explained_variance=explained).close())
+    assert finding(diagnosis, "critic").state is state
+
+
+def test_a_critic_that_was_of_no_use_long_ago_and_is_now_is_normal(made: MadeRun) -> None:
+    """As after pretraining that was too short: the mean of a hundred steps says nothing of now."""
+    run = with_critic(with_critic(made.groups(9), 200, critic__explained_variance=-0.8), 20).close()
+    assert finding(looked_at(run), "critic").state is State.NORMAL
+
+
+def test_where_nearly_all_returns_are_alike_there_is_nothing_to_explain(made: MadeRun) -> None:
+    """A policy that has learned its tasks: errors of a few hundredths, and as large as what is left to vary."""
+    alike: dict[str, float] = {
+        "critic__explained_variance": -4.0,
+        "critic__value_deviation": 1e-5,
+        "critic__return_deviation": 0.05,
+        "critic__relative_error": 0.01,
+    }
+    diagnosis = looked_at(with_critic(made.groups(9), 120, **alike).close())
+    assert [finding(diagnosis, name).state for name in CRITICS] == [State.NORMAL] * 3
+
+
+def test_of_returns_that_are_all_0_nothing_can_be_said(made: MadeRun) -> None:
+    nothing: dict[str, float | None] = {
+        "critic__explained_variance": None,
+        "critic__relative_error": None,
+        "critic__return_deviation": 0.0,
+    }
+    diagnosis = looked_at(with_critic(made.groups(9), **nothing).close())
+    assert [finding(diagnosis, name).state for name in CRITICS] == [State.UNKNOWN] * 3
+
+
+def test_steps_of_the_critic_alone_are_steps(made: MadeRun) -> None:
+    """Value pretraining: no learning rate of the policy is told, and nothing of its loss."""
+    alone = with_critic(made.groups(9), step__lr=None, loss__total=None, step__grad_norm=None).close()
+    assert looked_at(alone).state is State.NORMAL
 
 
 FLAT: dict[str, Any] = {"state": "dropped", "reason": "zero_variance", "advantages": None}
@@ -146,6 +232,41 @@ CASES: list[tuple[str, Callable[[MadeRun], MadeRun], State, str, str]] = [
     ("collapsing", lambda m: m.groups(9).steps(20, loss__entropy=0.05), State.WATCH, "entropy", "0.05 nats"),
     ("no learning rate", lambda m: m.groups(9).steps(20, step__lr=0.0), State.BROKEN, "update", "learning rate is 0"),
     ("no gradient", lambda m: m.groups(9).steps(20, step__grad_norm=1e-12), State.BROKEN, "update", "nothing arrives"),
+    (
+        "a critic that does not learn",
+        lambda m: with_critic(m.groups(9), critic__lr=0.0, critic__value_deviation=0.0, critic__explained_variance=0.0),
+        State.BROKEN,
+        "values",
+        "values vary by 0, returns by 0.5; critic.lr is 0: it never learns",
+    ),
+    (
+        "a critic that hardly learns",
+        lambda m: with_critic(m.groups(9), critic__value_deviation=0.004),
+        State.WATCH,
+        "values",
+        "the critic says the same of every state",
+    ),
+    (
+        "a critic that runs away",
+        lambda m: with_critic(m.groups(9), critic__relative_error=50.0, loss__value=12.5),
+        State.BROKEN,
+        "errors",
+        "squared error 50 of what saying 0 would make, value loss 12.5; the critic runs away: lower critic.lr",
+    ),
+    (
+        "a critic that is rather wrong",
+        lambda m: with_critic(m.groups(9), critic__relative_error=3.0),
+        State.WATCH,
+        "errors",
+        "squared error 3",
+    ),
+    (
+        "a critic that is worse than none",
+        lambda m: with_critic(m.groups(9), critic__explained_variance=-2.0),
+        State.BROKEN,
+        "critic",
+        "explains -2 of the returns' variance; advantages are noisier with it than without",
+    ),
     ("grader fails", lambda m: m.healthy().given_up(80, "grader"), State.BROKEN, "episodes", "grader 80"),
     (
         "some fail",

@@ -20,7 +20,8 @@ class Args:
 def main(args: Args) -> int:
     from dataclasses import asdict
 
-    from astraflow.observe.doctor import State, diagnose, diagnosis_lines
+    from astraflow.observe.doctor import diagnose, diagnosis_lines
+    from astraflow.observe.findings import State
     from astraflow.run.layout import RunFolder
     from astraflow.run.over import stored_state
     from astraflow.run.symptoms import symptoms_of
