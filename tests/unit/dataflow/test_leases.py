@@ -11,7 +11,7 @@ from astraflow.dataflow.episodes import episode_seed, parse_lease
 from astraflow.dataflow.settings import Limits
 from astraflow.errors import BadRequest, Closed, Fenced, NameTaken, UnknownLease, UnknownVersion
 from astraflow.observe.waits import WaitReason
-from astraflow.types import FailureKind, Outcome
+from astraflow.types import Episode, FailureKind, Outcome
 from tests.unit.dataflow.rig import Rig, make_spec, sample
 
 
@@ -265,6 +265,62 @@ def test_f90_partial_group_after_a_worker_crash() -> None:
         batch = rig.take(rig.resume())
         values = [run.value for row in batch.rows for run in row.advantages]
         assert values == pytest.approx([0.57735, -1.15470, 0.57735], abs=1e-4)
+        rig.balanced()
+
+
+def test_f81_two_of_four_make_a_group_by_the_partial_group_rule() -> None:
+    """1 and 0, an error in user code (played twice) and a time limit: all four are accounted for, two are compared."""
+    with Rig(make_spec(group_size=4, groups_per_batch=1)) as rig:
+        epoch = rig.resume()
+        failures = {1: FailureKind.WORKFLOW, 3: FailureKind.TIMEOUT}
+        while leases := [each for each in rig.lease(4).leases if each.group == 1]:
+            for each in leases:
+                if each.index in failures:
+                    rig.submit_failed(each, failures[each.index])
+                else:
+                    rig.submit(each, float(each.index == 0))
+        ends = rig.db.all("SELECT state, kind, score FROM episodes WHERE group_id = 1 ORDER BY idx")
+        assert ends == [
+            ("done", None, 1.0),
+            ("given_up", "workflow", None),
+            ("done", None, 0.0),
+            ("given_up", "timeout", None),
+        ]
+        assert rig.group(1) == ("kept", None)
+        rows = {row.sample_id: row.advantages[0].value for row in rig.take(epoch).rows}
+        assert rows == pytest.approx({"1/0/role_p/0": 0.5**0.5, "1/2/role_p/0": -(0.5**0.5)}, rel=1e-5)
+        rig.balanced()
+
+
+def test_f85_of_an_attempt_that_was_cut_off_no_token_is_counted_and_the_next_has_all_of_its_budget() -> None:
+    """6 of 10 tokens, then its worker is gone: the next attempt samples its 10, and they alone are in the ledger,
+    whenever the 6 arrive."""
+    with Rig(make_spec(groups_per_batch=1)) as rig:
+        epoch = rig.resume()
+        first, other = rig.leases(2)
+        rig.submit(other, 0.0)
+        rig.advance(11)
+        (again,) = rig.leases(1, worker="v")
+        assert (again.id, again.attempt) == (f"{first.group}/{first.index}/2", 2)
+
+        def said(length: int) -> Episode:
+            whole = rig.episode(again, 1.0)
+            cut = sample([rig.digest("p")], length=length)
+            (trajectory,) = whole.trajectories
+            turns = (msgspec.structs.replace(trajectory.turns[0], stop=2 + length),)
+            return msgspec.structs.replace(
+                whole, trajectories=(msgspec.structs.replace(trajectory, samples=(cut,), turns=turns),)
+            )
+
+        with pytest.raises(Fenced):
+            rig.submit(first, episode=said(6))
+        rig.submit(again, episode=said(10), worker="v")
+        with pytest.raises(Fenced):
+            rig.submit(first, episode=said(6))
+        stored = rig.db.all("SELECT SUM(tokens), COUNT(*) FROM samples WHERE idx = ?", first.index)
+        assert stored == [(10, 1)]
+        (row,) = (row for row in rig.take(epoch).rows if row.sample_id.startswith(f"1/{first.index}/"))
+        assert int(row.mask.sum()) == 10
         rig.balanced()
 
 

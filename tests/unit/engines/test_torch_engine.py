@@ -72,18 +72,27 @@ def test_f28_prompt_and_reply_never_pass_the_context() -> None:
     run(body, engine_of(max_context=16))
 
 
-def test_f85_a_resumed_request_asks_for_the_rest_and_repeats_nothing() -> None:
-    """Budget 10, cut after 6: the second call asks for 4, computes only what is new, and ends by length."""
+@pytest.mark.parametrize(
+    ("budget", "cuts", "last"), [(10, (6,), 4), (10, (3, 3, 3), 1), (100, (60,), 40)], ids=["6", "3, 3, 3", "60"]
+)
+def test_f85_a_resumed_request_asks_for_the_rest_and_repeats_nothing(
+    budget: int, cuts: tuple[int, ...], last: int
+) -> None:
+    """Cut after 6 of 10, thrice after 3, and at more than half: the last call may have 4, 1 and 40 (F85's 400 by a
+    tenth), computes only what is new, ends by length, and all together say what one call without a cut says."""
 
     async def body(engine: TorchEngine) -> None:
-        first = await engine.generate(request(1, max_tokens=6))
+        whole = await engine.generate(request(1, max_tokens=budget, temperature=0.0))
         assert engine._decoder is not None
-        before = engine._decoder.prefilled
-        prompt = np.concatenate([request(1).tokens, first.tokens])
-        second = await engine.generate(request(1, prompt=prompt, max_tokens=10 - 6))
-        assert len(first.tokens) + len(second.tokens) == 10
-        assert second.stop_reason is StopReason.LENGTH
-        assert engine._decoder.prefilled - before <= 1
+        prompt, said, reasons = request(1).tokens, [], []
+        for most in (*cuts, last):
+            before = engine._decoder.prefilled
+            reply = await engine.generate(request(1, prompt=prompt, max_tokens=most, temperature=0.0))
+            assert len(reply.tokens) == most and engine._decoder.prefilled - before <= 1
+            prompt, said = np.concatenate([prompt, reply.tokens]), [*said, *reply.tokens.tolist()]
+            reasons.append(reply.stop_reason)
+        assert len(said) == budget and set(reasons) == {StopReason.LENGTH}
+        assert said == whole.tokens.tolist()
 
     run(body, engine_of())
 

@@ -23,15 +23,18 @@ from astraflow.errors import (
     UnknownVersion,
 )
 from astraflow.observe.waits import WaitReason
+from astraflow.rollout.play import WorkflowPlayer
 from astraflow.rollout.served import Load, ServedPolicy
 from astraflow.rollout.service import RolloutService
 from astraflow.rollout.settings import RolloutSettings
+from astraflow.rollout.template import ChatTemplate
+from astraflow.rollout.workflow import Agents, Reward
 from astraflow.testing.fake_engine import FakeEngine
 from astraflow.testing.virtual_clock import VirtualClock
 from astraflow.testing.virtual_loop import run_virtual
-from astraflow.types import Episode, FailureKind, Lease, Manifest, Outcome
+from astraflow.types import Episode, FailureKind, Lease, Manifest, Outcome, Task
 from astraflow.wire import messages as m
-from tests.unit.rollout.doubles import lease
+from tests.unit.rollout.doubles import ScriptedEngine, lease, reply, seat
 
 DONE = Episode(task_key="t", outcome=Outcome.COMPLETED, score=1.0)
 
@@ -312,6 +315,52 @@ def test_f81_one_episode_s_bug_does_not_touch_its_siblings() -> None:
 
     found = {name: episode.failure for name, episode in run_virtual(main).submitted.items()}
     assert found == {"1/0/1": None, "1/1/1": FailureKind.WORKFLOW, "1/2/1": None}
+
+
+def test_f81_two_results_an_error_and_a_timeout_are_four_within_two_limits(smollm2: ChatTemplate) -> None:
+    """ok(1), ValueError, ok(0) after .05 s, and one that never ends, whose limit is .2 s."""
+
+    async def workflow(task: Task, agents: Agents) -> Reward:
+        what = task.payload["what"]
+        await agents["main"].chat([{"role": "user", "content": "hi"}])
+        if what == "raises":
+            raise ValueError("a bug")
+        if what == "hangs":
+            await asyncio.Event().wait()
+        await asyncio.sleep(0.0 if what == "right" else 0.05)
+        return Reward(float(what == "right"))
+
+    async def main() -> tuple[dict[str, Episode], float]:
+        loop = asyncio.get_running_loop()
+        tasks = ("right", "raises", "late", "hangs")
+        dataflow = ScriptedDataflow(
+            *(lease(index=n, payload={"what": what}, time_limit_s=0.2) for n, what in enumerate(tasks))
+        )
+        engine = ScriptedEngine(*[reply([5, 2])] * 4)
+        player = WorkflowPlayer(workflow=workflow, seats={"main": seat(engine, smollm2)}, clock=VirtualClock(loop))
+        took: list[float] = []
+        submit = dataflow.submit
+
+        async def timed(request: m.SubmitRequest) -> m.SubmitReply:
+            took.append(loop.time())
+            return await submit(request)
+
+        dataflow.submit = timed  # type: ignore[method-assign]
+        worker = service(dataflow, player, slots=4, policies={})
+        began = loop.time()
+        await worker.run()
+        assert len(asyncio.all_tasks()) == 1, "nobody is left behind"
+        return dataflow.submitted, max(took) - began
+
+    submitted, took = run_virtual(main)
+    found = {name: (episode.score, episode.failure) for name, episode in submitted.items()}
+    assert found == {
+        "1/0/1": (1.0, None),
+        "1/1/1": (None, FailureKind.WORKFLOW),
+        "1/2/1": (0.0, None),
+        "1/3/1": (None, FailureKind.TIMEOUT),
+    }
+    assert took < 0.4
 
 
 def test_an_unknown_workflow_is_failed_and_named() -> None:
