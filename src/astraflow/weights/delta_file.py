@@ -15,8 +15,9 @@ import json
 import re
 import struct
 import zlib
-from collections.abc import Sequence
-from itertools import pairwise
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
 from math import prod
 from typing import Annotated, NamedTuple
 
@@ -119,6 +120,30 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
         return (self.name, *self.aliases)
 
 
+class Entries:
+    """Entries as bytes, decoded when they are asked for: of many tensors the index would take more memory, as objects,
+    than everything else that applying a delta holds."""
+
+    __slots__ = ("_ends", "_packed")
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        packed = [msgspec.msgpack.encode(entry) for entry in entries]
+        self._packed = memoryview(b"".join(packed))
+        self._ends = array("Q", accumulate(map(len, packed), initial=0))
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, number: int) -> Entry:
+        return _ENTRY.decode(self._packed[self._ends[number] : self._ends[number + 1]])
+
+    def __iter__(self) -> Iterator[Entry]:
+        return (self[number] for number in range(len(self)))
+
+
+_ENTRY = msgspec.msgpack.Decoder(Entry)
+
+
 class _Index(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     pcodec: bytes
     """Its format header, the same for every stream."""
@@ -131,8 +156,8 @@ class Delta(NamedTuple):
 
     header: DeltaHeader
     pcodec: bytes
-    entries: tuple[Entry, ...]
-    starts: tuple[int, ...]
+    entries: Entries
+    starts: array[int]
     """Where each entry's streams begin in ``data``."""
     data: memoryview
     schemes: dict[str, Scheme]
@@ -180,7 +205,7 @@ def parse(delta: bytes | memoryview) -> Delta:
     header = _header(read_metadata(raw, "delta"))
     index = _index(parts["index"].data)
     schemes = _schemes(index)
-    starts, at = [], 0
+    starts, at = array("Q"), 0
     for entry in index.entries:
         _require_sound(entry, schemes)
         starts.append(at)
@@ -189,7 +214,7 @@ def parse(delta: bytes | memoryview) -> Delta:
     if at != len(data):
         raise WeightsRefused(f"delta: its streams have {len(data)} bytes, the index says {at}")
     _require_counts(header, index.entries)
-    return Delta(header, index.pcodec, index.entries, tuple(starts), data.data, schemes)
+    return Delta(header, index.pcodec, Entries(index.entries), starts, data.data, schemes)
 
 
 def _header(metadata: dict[str, str]) -> DeltaHeader:

@@ -104,35 +104,38 @@ class Write:
         """Operations that were run, by number of the entry."""
         self._seen: dict[str, bytes] = {}
         """xxh3-128 of each tensor before, then after."""
-        for number in range(len(delta.entries)):
-            self._part(number)
+        self._wholes: list[int] = []
+        others = dict(tensors)
+        parts: list[tuple[int, int]] = []
+        for number, entry in enumerate(delta.entries):
+            part = self._part(number)
+            if entry.whole:
+                self._wholes.append(number)
+                continue
+            parts.append((-part.targets[0].nbytes, number))
+            for name in entry.names:
+                del others[name]
+        work: list[tuple[int, int | Tensor]] = [*parts, *((-each.data.nbytes, each) for each in others.values())]
+        self._work = [item for _, item in sorted(work, key=lambda sized: sized[0])]
+        """Entries and tensors that are in none, the largest first: threads end together."""
 
     def run(self, each: Each) -> None:
         """Raises DigestMismatch if the tensors are not the base or would not become the target, WeightsRefused if the
         delta is malformed; then they are what they were."""
         entries = self._delta.entries
-        wholes = [number for number, entry in enumerate(entries) if entry.whole]
-        parts = [number for number, entry in enumerate(entries) if not entry.whole]
-        named = {name for number in parts for name in entries[number].names}
-        each(lambda number: _check(self._part(number)), wholes)
+        each(lambda number: _check(self._part(number)), self._wholes)
         try:
-            work: list[int | Tensor] = [*parts, *(each for name, each in self._tensors.items() if name not in named)]
-            work.sort(key=lambda item: -(item.data.nbytes if isinstance(item, Tensor) else self._nbytes(item)))
-            each(self._look, work)  # the largest first: threads end together
+            each(self._look, self._work)
             self._require()
         except BaseException:
-            begun = [number for number in parts if self._done.get(number)]
-            lost = [entries[number].name for number in begun if not self._take_back(number)]
+            lost = [entries[number].name for number, done in self._done.items() if done and not self._take_back(number)]
             if lost:
                 raise _out_of_memory("take back", lost) from None
             raise
-        written = set(each(self._replace, wholes))
-        lost = [entries[number].name for number in wholes if number not in written]
+        written = set(each(self._replace, self._wholes))
+        lost = [entries[number].name for number in self._wholes if number not in written]
         if lost:
             raise _out_of_memory("write", lost)
-
-    def _nbytes(self, number: int) -> int:
-        return self._tensors[self._delta.entries[number].name].data.nbytes
 
     def _part(self, number: int) -> _Part:
         return _part(self._delta.entries[number], Streams(self._delta, number), self._tensors, self._tied)

@@ -57,7 +57,7 @@ def test_no_change_is_a_delta_too() -> None:
     base = weights()
     delta = encode_delta(base, copy(base))
     apply_delta(base, delta)
-    assert same(base, weights()) and parse(delta).entries == ()
+    assert same(base, weights()) and not len(parse(delta).entries)
 
 
 def test_f72_bits_are_compared_and_not_values() -> None:
@@ -349,7 +349,7 @@ def test_merged_back_to_the_start_is_nothing() -> None:
     del base["steps"]  # of one element: it travels whole, and whole it is again
     new = nudge(base)
     both = merge_deltas(encode_delta(base, new), encode_delta(new, base))
-    assert parse(both).entries == () and read_header(both).base == read_header(both).target
+    assert not len(parse(both).entries) and read_header(both).base == read_header(both).target
     apply_delta(held := copy(base), both)
     assert same(held, base)
 
@@ -389,7 +389,7 @@ def test_memory_of_many_tensors_is_little() -> None:
         peak = tracemalloc.get_traced_memory()[1] - before
     finally:
         tracemalloc.stop()
-    assert peak < 2600 * count, peak
+    assert peak < 1200 * count, peak
 
 
 def test_after_an_error_nothing_begins() -> None:
