@@ -40,7 +40,7 @@ def missing() -> str:
     if os.geteuid() != 0:
         return "needs hardware: root, for network namespaces"
     if which("ip") is None or which("tc") is None:
-        return "iproute2 is not installed (apt-get install iproute2)"
+        return "iproute2, which is not installed (apt-get install iproute2)"
     return "" if has_netem() or Path(TUN).exists() else f"needs hardware: a kernel with sch_netem or {TUN}"
 
 

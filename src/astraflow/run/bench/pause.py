@@ -31,7 +31,7 @@ DEADLINE_S = 300.0
 """Of the steps before one update."""
 
 
-def pause(folder: Path, *, slots: int = 8, updates: int = 3, quiet_steps: int = 50, seed: int = 0) -> dict[str, Any]:
+def pause(folder: Path, *, slots: int = 8, updates: int = 2, quiet_steps: int = 20, seed: int = 0) -> dict[str, Any]:
     """``quiet_steps``: of decoding without an update before each one."""
     with tempfile.TemporaryDirectory() as place:
         return asyncio.run(_measure(folder, Path(place), slots, updates, quiet_steps, seed))

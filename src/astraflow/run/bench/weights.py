@@ -1,12 +1,13 @@
 """Weights in parts, each a dict of figures: ``codec`` (bytes, time, memory of deltas), ``catch_up``, ``pause`` (of
 decoding, while weights are taken), ``drift`` (of log-probs between right computations), ``faults`` (eight
-ways to get them wrong, named).
+ways to get them wrong, named), ``pools`` (three of them, two behind far lines).
 
 A part is a function of ``Setup``; ``--parts NAME`` runs only some.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,16 +19,17 @@ from astraflow.errors import ConfigError
 from astraflow.run.bench._adam import Weights, bf16_weights, published, simulated, trained
 from astraflow.run.bench._catch_up import catch_up
 from astraflow.run.bench._codec import changed, sizes, speed
+from astraflow.run.bench._pools import pools
 from astraflow.run.bench.drift import drift
 from astraflow.run.bench.faults import faults_named
 from astraflow.run.bench.pause import pause
 from astraflow.run.models import get
+from astraflow.testing.hosts import missing
 from astraflow.weights.delta import bits_of
 from astraflow.weights.manifest import weight_files_in
 
 LRS = (1e-6, 5e-6)
 DENSITIES = (0.001, 0.01, 0.05, 0.2)
-LEFT = ("pools behind a netem link",)
 
 
 @dataclass
@@ -37,10 +39,12 @@ class Setup:
     seed: int = 0
     model_dir: Path | None = None
     run_dir: Path | None = None
-    """Of a run, whose last two versions are measured as ``trained``."""
+    """Of a run, whose last two versions are measured as ``published``."""
     repeats: int = 3
     steps: int = 3
-    """Real ones of the torch backend, of which the last is measured; with ``run_dir``, none."""
+    """Real ones of the torch backend at each learning rate, of which the last is measured."""
+    layers: int = 8
+    """Of the model, in what is simulated; beside them all that is in no layer."""
     few: int = 40
     """Tensors of the catch-up."""
 
@@ -63,10 +67,12 @@ def run(setup: Setup, parts: Sequence[str] = ()) -> dict[str, Any]:
     unknown = sorted(set(parts) - PARTS.keys())
     if unknown:
         raise ConfigError(f"bench weights has no part {unknown[0]!r}; known: {', '.join(PARTS)}")
-    found: dict[str, Any] = {"model": setup.folder.name}
+    found: dict[str, Any] = {"model": setup.folder.name, "left": ""}
     for name in parts or PARTS:
+        if name == "pools" and not parts and (reason := missing()):
+            found["left"] = f"pools: {reason}"
+            continue
         found |= PARTS[name](setup)
-    found["left"] = ", ".join(LEFT)
     return found
 
 
@@ -76,10 +82,14 @@ def codec(setup: Setup) -> dict[str, Any]:
     found: dict[str, Any] = {"elements": sum(len(bits_of(t)) for t in weights.values())}
     for lr in LRS:
         for name, first in (("adam", False), ("adam_first", True)):
-            base, new = islice(simulated(weights, lr, seed=seed, first=first), 2)
+            base, new = islice(simulated(first_layers(weights, setup.layers), lr, seed=seed, first=first), 2)
             found[f"{name}_{lr:g}"] = sizes(base, new)
-    base, new = _consecutive(setup)
-    found["trained"] = sizes(base, new)
+    for lr in reversed(LRS):
+        *_, base, new = trained(setup.folder, steps=setup.steps, lr=lr, seed=seed)
+        found[f"trained_{lr:g}"] = sizes(base, new)
+    if setup.run_dir is not None:
+        base, new = published(setup.run_dir)
+        found["published"] = sizes(base, new)
     found["worst_ratio"] = max(each["ratio"] for each in found.values() if isinstance(each, dict))
     found["worst_plain_ratio"] = min(each["plain_ratio"] for each in found.values() if isinstance(each, dict))
     found["density"] = {str(share): speed(*changed(weights, share, seed=seed), setup.repeats) for share in DENSITIES}
@@ -89,12 +99,10 @@ def codec(setup: Setup) -> dict[str, Any]:
     return found
 
 
-def _consecutive(setup: Setup) -> tuple[Weights, Weights]:
-    """Two versions that training made, one after the other."""
-    if setup.run_dir is not None:
-        return published(setup.run_dir)
-    *_, base, new = trained(setup.folder, steps=setup.steps, lr=LRS[0], seed=setup.seed)
-    return base, new
+def first_layers(weights: Weights, count: int) -> Weights:
+    """So many, by the number in their names, and what is in none."""
+    numbers = {name: re.search(r"\.layers\.(\d+)\.", name) for name in weights}
+    return {name: each for name, each in weights.items() if (n := numbers[name]) is None or int(n[1]) < count}
 
 
 def catching_up(setup: Setup) -> dict[str, Any]:
@@ -116,10 +124,15 @@ def faults(setup: Setup) -> dict[str, Any]:
     return {"faults_named": found["tensors"]["named"], "faults": found}
 
 
+def far_pools(setup: Setup) -> dict[str, Any]:
+    return {"pools": pools(seed=setup.seed)}
+
+
 PARTS: dict[str, Callable[[Setup], dict[str, Any]]] = {
     "codec": codec,
     "catch_up": catching_up,
     "pause": pausing,
     "drift": drifting,
     "faults": faults,
+    "pools": far_pools,
 }

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from astraflow.errors import ConfigError
 from astraflow.run.bench import _codec as codec
+from astraflow.run.bench import _pools
 from astraflow.run.bench import weights as bench
 from astraflow.run.bench._adam import SPREAD, Weights, bf16_weights, published, simulated
 from astraflow.run.bench._catch_up import catch_up
@@ -139,11 +140,36 @@ def test_the_whole_bench_on_a_tiny_model(tmp_path: Path) -> None:
     assert bf16_weights(weight_files_in(folder))
     setup = bench.Setup(model_dir=folder, repeats=1, steps=2, few=3)
     found = bench.run(setup, ["codec", "catch_up"])
-    for name in ("adam_1e-06", "adam_5e-06", "adam_first_1e-06", "adam_first_5e-06", "trained"):
+    for name in ("adam_1e-06", "adam_5e-06", "adam_first_1e-06", "adam_first_5e-06", "trained_1e-06", "trained_5e-06"):
         assert found[name].keys() >= KEYS
-    assert found["worst_ratio"] >= found["trained"]["ratio"] and found["memory_ratio"] > 1
+    assert found["worst_ratio"] >= found["trained_5e-06"]["ratio"] and found["memory_ratio"] > 1
     assert set(found["density"]) == {"0.001", "0.01", "0.05", "0.2"}
-    assert found["left"]
+    assert found["left"] == ""
     assert bench.run(setup, ["catch_up"]).keys() == {"model", "left"} | {k for k in found if k.startswith("catch_up")}
     with pytest.raises(ConfigError, match="known: codec, catch_up"):
         bench.run(setup, ["codecs"])
+
+
+def test_what_is_simulated_is_the_first_layers_and_all_that_is_in_none() -> None:
+    names = [
+        "model.embed_tokens.weight",
+        "model.layers.0.a",
+        "model.layers.1.a",
+        "model.layers.10.a",
+        "model.norm.weight",
+    ]
+    weights = {name: of_array(name, np.zeros(1, np.uint16)) for name in names}
+    assert list(bench.first_layers(weights, 2)) == [*names[:3], names[4]]
+    assert list(bench.first_layers(weights, 11)) == names
+
+
+def test_pools_are_left_out_of_all_and_refused_by_name_where_there_can_be_no_hosts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for module in (bench, _pools):
+        monkeypatch.setattr(module, "missing", lambda: "needs hardware: root")
+    monkeypatch.setattr(bench, "PARTS", {"pools": bench.far_pools})
+    setup = bench.Setup(model_dir=tmp_path)
+    assert bench.run(setup)["left"] == "pools: needs hardware: root"
+    with pytest.raises(ConfigError, match="needs hardware: root"):
+        bench.run(setup, ["pools"])
