@@ -26,6 +26,7 @@ VERBS: dict[str, str] = {
     "cast": "let another policy play a role from now on",
     "resume": "go on with a run that was stopped",
     "eval": "held-out score of a model folder",
+    "tasks features": "a vector for each task by a model, for algorithms that compare tasks",
     "models get": "build a known model's folder",
     "models export": "a version of a run as a folder that from_pretrained loads",
     "bench": "one measurement against a fair rival",

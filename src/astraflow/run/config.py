@@ -200,6 +200,17 @@ def _flat(value: Any, path: str = "") -> list[tuple[str, Any]]:
     return [pair for key, item in value.items() for pair in _flat(item, f"{path}.{key}" if path else str(key))]
 
 
+def function_of(reference: str) -> Callable[[], Any]:
+    """``file.py:function`` or ``package.module:function``, called without anything. Raises ConfigError."""
+    file, _, name = reference.rpartition(":")
+    if not file.endswith(".py"):
+        return _find(reference)[0]
+    path = Path(file).resolve()
+    if not path.is_file():
+        raise ConfigError(f"there is no file {file}")
+    return _function(_import_file(path, f"astraflow_recipe_{path.stem}"), name, reference)
+
+
 def _find(reference: str) -> tuple[Callable[[], Any], str, str]:
     """The recipe's function, the name of its module, and a reference that holds from any folder."""
     if reference.endswith(".py") or Path(reference).is_file():

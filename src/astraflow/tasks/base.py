@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from astraflow.types import Task
 
 
+@runtime_checkable
 class TaskSource(Protocol):
     """An ordered supply of tasks with random access, so that a position is one integer and resumes exactly."""
 

@@ -43,6 +43,7 @@ FLAGS = {
     "add-policy": ("run", "policy", "source", "role", "model", "frozen", "decay"),
     "swap": ("run", "policy", "source", "version"),
     "eval": ("recipe", "model", "policy", "set", "seed", "json"),
+    "tasks features": ("source", "out", "field", "model"),
     "models get": ("name", "dir"),
     "models export": ("run", "dir", "version", "policy"),
     "bench": (
