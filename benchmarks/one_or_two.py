@@ -1,10 +1,10 @@
 """One policy that plays both roles against two policies, at equal generated tokens: does it pay to have two?
 
-The task, model and settings of ``examples/two_policies.py``. Each arm and seed is warmed up by supervised steps (the
-one policy on the rows of both), then reinforced by a run of its own until so many tokens are generated, dropped groups
-and all; then everything is frozen and the held-out tasks are played, greedily. The two policies have twice the
-parameters together, each takes a step from the same groups; the one takes its steps from the rows of both roles. One
-line of JSON a run, in the end a table.
+The task, model and settings of ``examples/two_policies.py``, but one learning rate for all. Each arm and seed is
+warmed up by supervised steps (the one policy on the rows of both), then reinforced by a run of its own until so many
+tokens are generated, dropped groups and all; then everything is frozen and the held-out tasks are played, greedily.
+The two policies have twice the parameters together, each takes a step from the same groups; the one takes its steps
+from the rows of both roles. One line of JSON a run, in the end a table.
 
     python -m benchmarks.one_or_two --seeds 5
 """
@@ -54,16 +54,23 @@ ENDLESS = 1_000_000
 WARM_UP_STEPS, ROWS = two_policies.WARM_UP_STEPS, two_policies.GROUPS
 """Of each role's rows; the one policy has as many steps again, for there are twice as many."""
 HELD_OUT = 60
+LR = 2e-4
+"""Of all three: the example's solver is slow on purpose."""
 
 
 def recipe() -> Recipe:
     """Two policies; ``one`` makes a single one of them."""
     base = two_policies.recipe()
+    policies = {
+        name: dataclasses.replace(policy, trainer=dataclasses.replace(policy.trainer, lr=LR))
+        for name, policy in base.policies.items()
+    }
     limits = Limits(retain="all", no_signal_limit=ENDLESS, barren_groups=ENDLESS)
     assert base.eval is not None
     return dataclasses.replace(
         base,
         name="one-or-two",
+        policies=policies,
         pipeline=reinforced,
         eval=Eval(tasks=base.eval.tasks, count=HELD_OUT),
         steps=ENDLESS,
