@@ -27,6 +27,8 @@ from astraflow.wire.messages import ComponentReport
 
 PORT = 7700
 """Of dataflow: every host has ports of its own."""
+LIFELINE = "ASTRAFLOW_LIFELINE"
+"""As the launcher, whose layer is above, calls it (``run/child.py``)."""
 START_S = 600.0
 """Until a process is there that has to be loaded first: a busy machine takes its time."""
 ASK_S = 60.0
@@ -52,7 +54,8 @@ class Regions:
         self.run_dir = folder.resolve() / "run"
         self._logs = folder.resolve()
         self._given = tuple(given)
-        self._environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", **environment}
+        own = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", LIFELINE: "1"}
+        self._environment = {**os.environ, **own, **environment}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Regions:
@@ -68,6 +71,8 @@ class Regions:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
 
     def begin(self) -> None:
         """Dataflow and, once that listens, a trainer for each policy that is trained."""
@@ -112,18 +117,24 @@ class Regions:
         with closing(self._database()) as database:
             return int(database.execute("SELECT MIN(version) FROM policies WHERE trainable").fetchone()[0])
 
+    def played(self) -> dict[str, int]:
+        """Episodes that were accepted so far, by worker."""
+        asked = "SELECT worker, COUNT(*) FROM episodes WHERE state = 'done' GROUP BY worker ORDER BY worker"
+        with closing(self._database()) as database:
+            return dict(database.execute(asked).fetchall())
+
     def reach(self, version: int, seconds: float) -> None:
         """Until that version is there. Raises TimedOut, or RunFailed if a process fails."""
         self._until(f"version {version} of {self._recipe.name}", lambda: self.version() >= version, seconds)
 
     def wait(self, seconds: float) -> None:
-        """Until the run has ended: dataflow and trainers have left. A worker that could not hear of it is ended with
-        this context. Raises TimedOut, or RunFailed with the last words of a process that failed."""
+        """Until the run has ended: its trainers have left. What is there still is ended with this context. Raises
+        TimedOut, or RunFailed with the last words of a process that failed."""
         self._until("the run ends", self._has_ended, seconds)
 
     def _has_ended(self) -> bool:
-        needed = [process for name, process in self._processes.items() if name.startswith(("dataflow", "trainer-"))]
-        return bool(needed) and all(each.poll() is not None for each in needed)
+        trainers = [process for name, process in self._processes.items() if name.startswith("trainer-")]
+        return bool(trainers) and all(each.poll() is not None for each in trainers)
 
     def _serving(self) -> set[str]:
         with closing(self._database()) as database:
@@ -160,7 +171,7 @@ class Regions:
                 host.command(command),
                 cwd=place,
                 env={**self._environment, **environment, **({"ASTRAFLOW_TOKEN": token} if token else {})},
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,  # its lifeline: when this process dies, however it dies, so does that one
                 stdout=out,
                 stderr=out,
             )

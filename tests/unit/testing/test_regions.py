@@ -14,6 +14,7 @@ import pytest
 
 from astraflow.dataflow.components import ROLLOUT
 from astraflow.errors import RunFailed, TimedOut
+from astraflow.run import child
 from astraflow.testing import hosts, regions
 from astraflow.testing.regions import Regions
 from astraflow.wire.codec import encode
@@ -41,6 +42,7 @@ def made(tmp_path: Path) -> Regions:
 
 
 def test_a_process_that_fails_is_named_with_its_last_words(tmp_path: Path) -> None:
+    assert regions.LIFELINE == child.LIFELINE  # else they would outlive whoever started them
     with made(tmp_path) as run, pytest.raises(RunFailed, match=r"dataflow ended with \d+: .*recipe.py"):
         run.begin()
 
@@ -70,6 +72,10 @@ def test_a_worker_is_met_when_it_serves_a_version(tmp_path: Path, monkeypatch: p
                 report = encode(ComponentReport(versions=versions))
                 database.execute("INSERT INTO components VALUES (?, ?, ?)", (ROLLOUT, name, report))
             database.execute("INSERT INTO components VALUES (?, 'new', NULL)", (ROLLOUT,))
+            database.execute("CREATE TABLE episodes (worker, state)")
+            states = [("us", "done"), ("eu", "done"), ("us", "done"), ("us", "leased"), ("far", "given_up")]
+            database.executemany("INSERT INTO episodes VALUES (?, ?)", states)
+        assert run.played() == {"eu": 1, "us": 2}
         run.meet("eu")
         for missing in ("us", "new"):
             with pytest.raises(TimedOut, match=f"eu, {missing} serve: not after"):
