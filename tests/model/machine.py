@@ -32,6 +32,7 @@ from astraflow.testing.simulator.edges import watch
 from astraflow.types import Batch, FailureKind, Lease
 from astraflow.wire import messages as m
 from astraflow.wire.codec import encode
+from tests.unit.dataflow.counted import assert_counted
 from tests.unit.dataflow.rig import Rig, make_spec, manifest, tasks
 
 STEPS, BOUND, PER_BATCH, SIZE = 4, 1, 2, 2
@@ -383,7 +384,9 @@ class LedgerMachine(RuleBasedStateMachine):
     def balanced(self) -> None:
         self.rig.balanced()
         assert self._pruned_to() <= (self.oldest or 0), "rows are gone that a resume may ask for"
-        connection = self.rig.service.ledger.store.connection
+        ledger = self.rig.service.ledger
+        assert_counted(ledger)
+        connection = ledger.store.connection
         assert check_ledger(connection) == []
         assert verify(connection).differences == (), "the tables are not what the events tell"
 

@@ -17,6 +17,7 @@ import numpy as np
 from astraflow.algorithms.base import State
 from astraflow.dataflow.batches import Batches
 from astraflow.dataflow.components import TRAINER, Components
+from astraflow.dataflow.counts import Counts
 from astraflow.dataflow.cut import Cut, CutGroup
 from astraflow.dataflow.episodes import Episodes
 from astraflow.dataflow.evals import Evals
@@ -57,6 +58,7 @@ class Ledger:
         self.components = Components(self.store, spec.limits)
         self.speeds = Speeds(self.store, self.components, spec)
         self.evals = Evals(self.store, spec, self.policies, self.groups)
+        self.counts = Counts(self.store)
         self.exhausted = False
         """Curate had no task when it was last asked."""
         self.started_at = 0.0

@@ -28,7 +28,7 @@ def status(ledger: Ledger, now: float, *, lags_s: Sequence[float], full: bool) -
         policies=tuple(_policy(ledger, now, policy) for policy in ledger.policies.specs),
         components=(_dataflow(ledger, now, lags_s, full=full), *_components(ledger, now)),
         added=tuple(ledger.policies.added.values()),
-        episodes=dict(store.all("SELECT state, COUNT(*) FROM episodes GROUP BY state")),
+        episodes=ledger.counts.episodes(),
         evals=ledger.evals.points(float(started or 0.0)),
         counters={
             **counters,
@@ -40,25 +40,14 @@ def status(ledger: Ledger, now: float, *, lags_s: Sequence[float], full: bool) -
 
 
 def _policy(ledger: Ledger, now: float, policy: str) -> m.PolicyStatus:
-    store = ledger.store
     trainable = policy in ledger.policies.trainable
-    groups = {
-        state if reason is None else f"{state}/{reason}": count
-        for state, reason, count in store.all(
-            "SELECT state, reason, COUNT(*) FROM group_policy WHERE policy = ? GROUP BY state, reason", policy
-        )
-    }
-    ages = store.all(
-        "SELECT age, COUNT(*) FROM samples WHERE policy = ? AND state = 'trained' AND age IS NOT NULL GROUP BY age",
-        policy,
-    )
     return m.PolicyStatus(
         policy=policy,
         trainable=trainable,
         version=ledger.policies.versions[policy] if trainable else _played(ledger, policy),
         steps=ledger.policies.steps[policy],
-        groups=groups,
-        staleness={str(age): count for age, count in ages},
+        groups=ledger.counts.groups(policy),
+        staleness=ledger.counts.ages(policy),
         waits=(starved_words(ledger, policy) or lacks(ledger, now, policy)) if trainable else "",
     )
 

@@ -38,6 +38,8 @@ class Recorder:
         self._trace = run.trace.open("a", encoding="utf-8")
         self._written = {(p.kind, p.policy, p.x, p.about.get("batch", p.about.get("digest"))) for p in _alive(run)}
         self._metrics = MetricsFile(run.metrics)
+        self._until_s = 0.0
+        """Of the newest step that was looked at: a later one is not committed earlier."""
         self._torn = False
         """A write found the disk full: the files are opened again, from what is in them."""
 
@@ -94,7 +96,8 @@ class Recorder:
             self._written = {key for key in self._written if not (key[1] == policy and key[2] >= steps[0])}
 
     def _steps(self, db: RunDb) -> None:
-        for step in db.steps():
+        for step in db.steps(self._until_s):
+            self._until_s = step.at_s
             key = ("step", step.policy, step.step, step.batch)
             if key in self._written:
                 continue

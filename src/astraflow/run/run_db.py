@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +60,20 @@ class Span:
         return self.last_commit_s - self.first_lease_s
 
 
+class _Values:
+    """In the order of time, so that a span of it is found in a few comparisons."""
+
+    def __init__(self, rows: Sequence[tuple[float, float]]) -> None:
+        """(time, value)"""
+        self._times = [at for at, _ in rows]
+        self._values = [value for _, value in rows]
+
+    def mean(self, after: float, until: float) -> float | None:
+        """Of what came later than ``after`` and not later than ``until``."""
+        found = self._values[bisect_right(self._times, after) : bisect_right(self._times, until)]
+        return sum(found) / len(found) if found else None
+
+
 class RunDb:
     """A connection that can only read."""
 
@@ -70,47 +85,64 @@ class RunDb:
         last = self._value("SELECT MAX(ended_at) FROM batches WHERE state = 'committed'")
         return Span(first_lease_s=first, last_commit_s=last)
 
-    def steps(self) -> list[Step]:
-        """Of the surviving history, by time."""
-        found: list[Step] = []
-        before: dict[str, float] = {}
-        rewards = self._rewards()
+    def steps(self, from_s: float = 0.0) -> list[Step]:
+        """Of the surviving history, by time; ``from_s``: those committed at that time or later."""
         rows = self.connection.execute(
             "SELECT policy, version + 1, id, ended_at, metrics FROM batches WHERE state = 'committed' "
-            "ORDER BY ended_at, id"
+            "AND ended_at >= ? ORDER BY ended_at, id",
+            (from_s,),
         ).fetchall()
+        if not rows:
+            return []
+        before = self._last_commits(from_s)
+        since = min(before.get(row[0], -1.0) for row in rows)
+        ends, rewards = self._ends(since), self._rewards(since)
+        found: list[Step] = []
         for policy, step, batch, at, metrics in rows:
-            since = before.get(policy, -1.0)
-            (episodes,) = self.connection.execute(
-                "SELECT COUNT(score) FROM episodes WHERE lane = 0 AND state = 'done' AND supervised = 0 "
-                "AND ended_at > ? AND ended_at <= ?",
-                (since, at),
-            ).fetchone()
-            new = [reward for ended_at, reward in rewards.get(policy, []) if since < ended_at <= at]
+            first = before.get(policy, -1.0)
             before[policy] = at
-            numbers = json.loads(metrics) if metrics else {}
+            reward = rewards.get(policy, _Values(()))
             found.append(
                 Step(
                     policy=policy,
                     step=step,
                     batch=batch,
                     at_s=at,
-                    metrics=numbers,
-                    reward=sum(new) / len(new) if new else None,
-                    episodes=episodes,
+                    metrics=json.loads(metrics) if metrics else {},
+                    reward=reward.mean(first, at),
+                    episodes=bisect_right(ends, at) - bisect_right(ends, first),
                 )
             )
         return found
 
-    def _rewards(self) -> dict[str, list[tuple[float, float]]]:
-        """Policy → (end, mean reward) of every training group that it was rewarded in."""
+    def _last_commits(self, before_s: float) -> dict[str, float]:
+        """By policy, the last step that was committed earlier."""
+        return dict(
+            self.connection.execute(
+                "SELECT policy, MAX(ended_at) FROM batches WHERE state = 'committed' AND ended_at < ? GROUP BY policy",
+                (before_s,),
+            ).fetchall()
+        )
+
+    def _ends(self, since: float) -> list[float]:
+        """When each scored training episode ended, in order."""
+        rows = self.connection.execute(
+            "SELECT ended_at FROM episodes WHERE lane = 0 AND state = 'done' AND supervised = 0 AND score IS NOT NULL "
+            "AND ended_at > ? ORDER BY ended_at",
+            (since,),
+        )
+        return [at for (at,) in rows]
+
+    def _rewards(self, since: float) -> dict[str, _Values]:
+        """Policy → mean reward and end of every training group that it was rewarded in."""
         found: dict[str, list[tuple[float, float]]] = {}
         for policy, ended_at, reward in self.connection.execute(
             "SELECT p.policy, g.ended_at, p.reward FROM group_policy p JOIN groups g ON g.id = p.group_id "
-            "WHERE g.supervised = 0 AND g.ended_at IS NOT NULL AND p.reward IS NOT NULL"
+            "WHERE g.supervised = 0 AND g.ended_at > ? AND p.reward IS NOT NULL ORDER BY g.ended_at",
+            (since,),
         ):
             found.setdefault(policy, []).append((ended_at, reward))
-        return found
+        return {policy: _Values(rows) for policy, rows in found.items()}
 
     def evaluations(self) -> list[Evaluation]:
         """Finished ones of the surviving history, by policy and version; an undone version is none."""
