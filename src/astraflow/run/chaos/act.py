@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from astraflow.errors import RunFailed
 from astraflow.observe.points import give_order
 from astraflow.run.chaos.evidence import Tail, read_versions
-from astraflow.run.chaos.injury import Injury
+from astraflow.run.chaos.injury import Injury, Sighting
 from astraflow.run.chaos.plan import Component, Fault, Kind
 from astraflow.run.chaos.proxy import Proxy
 from astraflow.run.chaos.second import second_trainer
@@ -210,6 +210,9 @@ class Actor:
             way.cut = way.slow = False
         _signal(pid, signal.SIGCONT)
         injury.healed_at = time.monotonic()
+        if fault.component is Component.DATAFLOW:
+            for each in self.injuries:
+                each.see(Sighting(at=injury.healed_at, kind="dataflow_back"))
         return injury
 
     def _ways(self, post: str) -> list[Proxy]:

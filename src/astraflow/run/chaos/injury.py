@@ -6,8 +6,8 @@
 | trainer   | its next commit                                                     |
 | dataflow  | the first accepted episode of anybody                               |
 
-Noticed is a death: a component that is slowed or cut off for a while has none. While dataflow itself is dead nobody can
-notice anything: it then counts from its start.
+Noticed is a death: a component that is slowed or cut off for a while has none. While dataflow is dead, stopped or
+hears nobody, nothing can be noticed: it then counts from when it is back, as its terms for all others do.
 
 Times are seconds of one monotonic clock.
 """
@@ -25,7 +25,7 @@ class Sighting:
 
     at: float
     kind: str
-    """``done``, ``committed``, ``resumed``, ``dead``, ``joined`` or ``dataflow_started``"""
+    """``done``, ``committed``, ``resumed``, ``dead``, ``joined``, ``dataflow_started`` or ``dataflow_back``"""
     name: str = ""
     """``done``: the worker; ``committed``, ``resumed``: the policy; ``dead``, ``joined``: the component."""
 
@@ -49,7 +49,7 @@ class Injury:
     _returned: bool = False
     """The successor registered: from now on what is done is its work."""
     _watched_since: float = 0.0
-    """Start of the dataflow that is to notice, if that was killed too."""
+    """Since when dataflow is there again to notice it, if that was hurt too."""
 
     @property
     def deadly(self) -> bool:
@@ -79,7 +79,7 @@ class Injury:
     def see(self, seen: Sighting) -> None:
         if seen.at < self.at:
             return
-        if seen.kind == "dataflow_started" and self.noticed_at is None:
+        if seen.kind in ("dataflow_started", "dataflow_back") and self.noticed_at is None:
             self._watched_since = seen.at
         if self._may_be_missed and seen.kind in ("dead", "joined") and seen.name == self.name:
             self._notice(seen.at)

@@ -90,3 +90,14 @@ def test_a_death_is_noticed_by_the_dataflow_that_is_there() -> None:
     dataflow.restarted("dataflow", 10.5)
     see(dataflow, (11.5, "dataflow_started", ""))
     assert dataflow.detect_s == 0.5
+
+
+@pytest.mark.parametrize("back", ["dataflow_started", "dataflow_back"])
+def test_a_death_is_noticed_from_when_somebody_is_there_to_notice(back: str) -> None:
+    """A replacement may be at work before the dead one is missed; then dataflow is stopped for 15 s."""
+    injury = hurt(Component.ROLLOUT, Kind.KILL, "rollout-1")
+    injury.restarted("rollout-1.2", 11.5)
+    assert see(injury, (15, "done", "rollout-1.2"), (32, back, ""), (42.5, "dead", "rollout-1")) == 15
+    assert injury.detect_s == 10.5
+    see(injury, (50, back, ""))
+    assert injury.detect_s == 10.5
