@@ -1,8 +1,9 @@
 """Two models of 0.4 M parameters are trained together: a solver names the largest of three digits, a verifier says
 whether that is right. Each has a trainer, batches and versions of its own; neither waits for the other.
 
-First the solver is shown any of the three digits, and the verifier verdicts, one in eight of them false: shown any
-verdict, it soon says "n" to everything. Then the solver is rewarded for the largest digit, the verifier for the truth.
+First both are shown answers of which half are the largest digit: the solver to give them, the verifier with verdicts,
+one in seven false. Then each is rewarded, the solver slowly: a verifier that sees few right answers, or few wrong ones,
+soon says the same to all. On held-out tasks one that always says "y" is right as often as the solver.
 """
 
 import random
@@ -13,6 +14,7 @@ from astraflow.algorithms.keep import DropZeroVariance
 from astraflow.algorithms.pace import BoundedStaleness
 from astraflow.algorithms.pipeline import Pipeline
 from astraflow.algorithms.select import EarliestDeadline
+from astraflow.dataflow.settings import Limits
 from astraflow.rewards.exact import Exact
 from astraflow.rollout.settings import RolloutSettings
 from astraflow.run.recipe import Eval, Policy, Recipe
@@ -24,8 +26,9 @@ from astraflow.types import Sampling, Task
 from astraflow.workflows.solve_and_verify import SolveAndVerify
 
 MODEL = TinyModel(hidden=128, layers=2, intermediate=384, context=64, characters="0123456789 ?yn")
-WARM_UP_STEPS = 100
+WARM_UP_STEPS = 250
 GROUPS = 8
+SAMPLING = Sampling(max_tokens=3)
 CHECK = "{question} {answer}?"
 
 
@@ -35,15 +38,20 @@ def question(index: int) -> Task:
     return Task(key=text, payload={"prompt": text, "answer": max(digits)})
 
 
+SPLIT = held_out(GeneratedTasks("largest-of-three", question), count=60, fraction=0.1)
+
+
 def shown(index: int) -> Task:
-    """A row for each in turn: to the solver any of the three digits, to the verifier a verdict on any of them."""
+    """A row for each in turn: to the solver an answer, to the verifier a verdict on one."""
     draw = random.Random(f"shown/{index}")
-    asked = question(index).key
-    policy, text, reply = "solver", asked, draw.choice(asked.split())
+    asked = SPLIT.train.task(index).key
+    largest = max(asked.split())
+    answer = largest if draw.random() < 0.25 else draw.choice(asked.split())
+    policy, text, reply = "solver", asked, answer
     if index % 2:
-        true = "y" if int(reply) == max(map(int, asked.split())) else "n"
-        verdict = true if draw.random() < 0.75 else draw.choice("yn")
-        policy, text, reply = "verifier", CHECK.format(question=asked, answer=reply), verdict
+        true, false = "yn" if answer == largest else "ny"
+        reply = true if draw.random() < 0.85 else false
+        policy, text = "verifier", CHECK.format(question=asked, answer=answer)
     messages = [{"role": "user", "content": text}, {"role": "assistant", "content": reply}]
     return Task(key=f"{policy} {text}", workflow="supervised", payload={"policy": policy, "messages": messages})
 
@@ -67,16 +75,16 @@ def policy(lr: float) -> Policy:
 
 
 def recipe() -> Recipe:
-    split = held_out(GeneratedTasks("largest-of-three", question), count=60, fraction=0.1)
     return Recipe(
         name="two-policies",
-        policies={"solver": policy(4e-4), "verifier": policy(8e-4)},
+        policies={"solver": policy(7e-5), "verifier": policy(3e-4)},
         workflow=SolveAndVerify(Exact(), words=("y", "n"), check=CHECK),
-        tasks=split.train,
+        tasks=SPLIT.train,
         pipeline=stages,
-        eval=Eval(tasks=split.held_out, count=60, every=WARM_UP_STEPS),
-        sampling=Sampling(max_tokens=3),
+        eval=Eval(tasks=SPLIT.held_out, count=60, every=50, sampling=SAMPLING, policy="verifier"),
+        sampling=SAMPLING,
         rollout=RolloutSettings(slots=64),
         group_size=8,
         steps=WARM_UP_STEPS + 100,
+        limits=Limits(retain="all"),
     )

@@ -26,8 +26,9 @@ SMALL = (
     "group_size=4",
     "rollout.slots=4",
     "eval.every=1000000",
+    "limits.retain=checkpoint",
 )
-"""Small batches, so that there are many steps to be hit."""
+"""Small batches, so that there are many steps to be hit; and bytes that go while it happens."""
 WRONG = (
     "lost",
     "trained_twice",
