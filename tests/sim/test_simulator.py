@@ -103,6 +103,12 @@ def test_every_fault_happened() -> None:
     assert not refused
 
 
+@pytest.mark.parametrize("seed", [908])
+def test_what_a_seed_once_found(seed: int) -> None:
+    """908: a rollback on purpose while dataflow is dead that had written nothing yet."""
+    simulate(seed)
+
+
 @pytest.mark.parametrize("seed", [1, 16])
 def test_same_seed_same_history(seed: int) -> None:
     assert simulate(seed).history == simulate(seed).history

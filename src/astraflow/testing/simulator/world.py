@@ -119,7 +119,8 @@ class World:
     def version(self, policy: str) -> int:
         """As the ledger has it now."""
         query = "SELECT version FROM policies WHERE name = ?"
-        return int(self.database.keeper.execute(query, (policy,)).fetchone()[0])
+        row = self.database.keeper.execute(query, (policy,)).fetchone()
+        return int(row[0]) if row else 0  # dataflow died before it had written anything
 
     def pause_s(self, worker: str) -> float:
         """How long this worker takes to do nothing: slow machines lose their leases and come late."""
