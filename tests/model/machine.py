@@ -139,6 +139,8 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(worker=st.sampled_from(WORKERS))
     def hand_back(self, worker: str) -> None:
+        if not self.held[worker]:  # else chance would hardly ever bring a worker that has something to give
+            self.lease(worker, 1)
         held = tuple(lease.id for lease in self.held[worker])
         self.rig.go(self.rig.flow.hand_back(m.HandBackRequest(worker=worker, held=held)))
         nobody = self.rig.db.number("SELECT COUNT(*) FROM episodes WHERE state = 'leased' AND worker IS NULL")

@@ -149,7 +149,7 @@ def test_seeded_bug_of_replay_is_caught(name: str, monkeypatch: pytest.MonkeyPat
 
 def _is_caught(machine: type[LedgerMachine]) -> None:
     quick = settings(
-        max_examples=40,
+        max_examples=150,
         stateful_step_count=25,
         deadline=None,
         derandomize=True,
