@@ -392,6 +392,8 @@ class Batch(Record, frozen=True, kw_only=True):
     sequences: int
     """Denominator: rows with at least one trained token."""
     rows: tuple[Row, ...]
+    failures: int = 0
+    """How often it has failed a trainer before it was issued now."""
 
 
 def _require_dtype(name: str, array: Array, dtype: type[np.generic]) -> None:

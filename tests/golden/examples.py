@@ -183,7 +183,7 @@ _EXAMPLES: tuple[Record, ...] = (
         oldest_checkpoint=4,
     ),
     m.CommitReply(version=8, duplicate=True, finished=True),
-    m.FailRequest(policy="p", batch=5, trainer_epoch=2, error="out of memory"),
+    m.FailRequest(policy="p", batch=5, failures=1, trainer_epoch=2, error="out of memory"),
     m.FailReply(failures=3, stop=True),
     m.ReportRequest(component="trainer", name="t", incarnation="a1", report=REPORT, leaving=True),
     m.ManifestRequest(policy="p", version=0),

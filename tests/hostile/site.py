@@ -94,7 +94,9 @@ class HostileSite:
             ),
             "batch": m.BatchRequest(policy="p", trainer_epoch=epoch),
             "commit": commit,
-            "fail": m.FailRequest(policy="p", batch=batch.id, trainer_epoch=epoch, error="boom"),
+            "fail": m.FailRequest(
+                policy="p", batch=batch.id, failures=batch.failures, trainer_epoch=epoch, error="boom"
+            ),
             "publish": m.PublishRequest(policy="mean", manifest=rigs.manifest("mean", 1), of_version=1),
             "manifest": m.ManifestRequest(policy="p", version=1),
             "report": m.ReportRequest(component="trainer", name="t-p", incarnation="t", report=m.ComponentReport()),

@@ -104,9 +104,9 @@ class Batches:
 
     def issue(self, now: float, batch: int, trainer_epoch: int) -> Batch:
         """Hand the frozen batch to a trainer, again if need be: the same rows, order and bytes."""
-        row = self._store.one("SELECT policy, state, trainer_epoch FROM batches WHERE id = ?", batch)
+        row = self._store.one("SELECT policy, state, trainer_epoch, failures FROM batches WHERE id = ?", batch)
         assert row is not None
-        policy, state, epoch = row
+        policy, state, epoch, failures = row
         version = self._policies.versions[policy]
         frozen = self._frozen(policy, batch)
         if (state, epoch) != ("issued", trainer_epoch):
@@ -116,7 +116,7 @@ class Batches:
                 (trainer_epoch, version, batch),
             )
             self._store.event(now, "issued", policy=policy, batch=batch, trainer_epoch=trainer_epoch, version=version)
-        return msgspec.structs.replace(frozen, trainer_epoch=trainer_epoch, version=version)
+        return msgspec.structs.replace(frozen, trainer_epoch=trainer_epoch, version=version, failures=failures)
 
     def _frozen(self, policy: str, batch: int) -> Batch:
         newest = self._newest.get(policy)
@@ -229,11 +229,15 @@ class Batches:
                 ("held" if state == "batched" else state, policy, batch),
             )
 
-    def fail(self, now: float, policy: str, batch: int, trainer_epoch: int, error: str) -> int:
-        """It could not be trained: to be issued again. Returns how often so far; a repeated call counts once."""
+    def fail(self, now: float, policy: str, batch: int, before: int | None, trainer_epoch: int, error: str) -> int:
+        """It could not be trained: to be issued again. Returns how often so far.
+
+        ``before``: its failures when it was issued; None: not known. A repeated call counts once, also one that was so
+        long on its way that the batch is issued again.
+        """
         state, _, epoch, _, _ = self.find(policy, batch)
         failures = self._store.number("SELECT failures FROM batches WHERE id = ?", batch)
-        if state == "cut":
+        if state == "cut" or (before is not None and before < failures):
             return failures
         self._require_issued(policy, batch, state, epoch, trainer_epoch)
         self._store.run("UPDATE batches SET state = 'cut', failures = failures + 1 WHERE id = ?", (batch,))

@@ -115,7 +115,9 @@ def commit(ledger: Ledger, now: float, request: m.CommitRequest) -> m.CommitRepl
 
 def fail(ledger: Ledger, now: float, request: m.FailRequest) -> m.FailReply:
     ledger.policies.require_epoch(request.policy, request.trainer_epoch)
-    failures = ledger.batches.fail(now, request.policy, request.batch, request.trainer_epoch, request.error)
+    failures = ledger.batches.fail(
+        now, request.policy, request.batch, request.failures, request.trainer_epoch, request.error
+    )
     stop = failures >= ledger.spec.limits.batch_failures
     if stop:
         ledger.stop(

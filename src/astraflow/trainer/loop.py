@@ -283,7 +283,13 @@ class TrainLoop:
         """Tell dataflow which batch it was; the error itself goes on to whoever started us."""
         text = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS]
         self._set_doing("failed", text)
-        request = m.FailRequest(policy=self.identity.policy, batch=batch.id, trainer_epoch=self._epoch, error=text)
+        request = m.FailRequest(
+            policy=self.identity.policy,
+            batch=batch.id,
+            failures=batch.failures,
+            trainer_epoch=self._epoch,
+            error=text,
+        )
         try:
             reply = await self._dataflow.fail(request)
         except AstraFlowError as refused:  # the first cause matters more than that it could not be reported

@@ -233,6 +233,9 @@ class FailRequest(Record, frozen=True, kw_only=True):
     batch: int
     trainer_epoch: int
     error: str
+    failures: int | None = None
+    """``Batch.failures`` of what failed: a call that comes late or twice is known by it, and counts once. None: of a
+    trainer that does not say."""
 
 
 class FailReply(Record, frozen=True, kw_only=True):

@@ -98,7 +98,7 @@ def test_an_older_trainer_is_fenced_from_every_call() -> None:
         rig.play_groups(2)
         batch = rig.take(old)
         rig.resume(incarnation="new")
-        fail = m.FailRequest(policy="p", batch=batch.id, trainer_epoch=old, error="x")
+        fail = m.FailRequest(policy="p", batch=batch.id, failures=batch.failures, trainer_epoch=old, error="x")
         for call in (lambda: rig.commit(batch), lambda: rig.batch(old), lambda: rig.go(rig.flow.fail(fail))):
             with pytest.raises(Fenced, match="a newer trainer resumed"):
                 call()
@@ -184,12 +184,33 @@ def test_a_batch_that_kills_its_trainer_three_times_stops_the_run_and_is_named()
         for times in range(1, 4):
             epoch = rig.resume(incarnation=f"t{times}")
             batch = rig.take(epoch)
-            fail = m.FailRequest(policy="p", batch=batch.id, trainer_epoch=epoch, error="out of memory")
+            fail = m.FailRequest(
+                policy="p", batch=batch.id, failures=batch.failures, trainer_epoch=epoch, error="out of memory"
+            )
             reply = rig.go(rig.flow.fail(fail))
             assert (reply.failures, reply.stop) == (times, times == 3)
             assert rig.go(rig.flow.fail(fail)).failures == times
         with pytest.raises(RunFailed, match=rf"batch {batch.id} of policy p failed its trainer 3 times.*out of memory"):
             rig.batch(epoch)
+
+
+def test_a_failure_that_comes_late_is_not_counted_again() -> None:
+    """Sent twice, its copy arrives when the batch is issued again to a late request of the same trainer: it
+    neither counts nor takes the batch from whoever trains it now."""
+    with Rig() as rig:
+        rig.play_groups(2)
+        epoch = rig.resume(incarnation="t1")
+        first = rig.take(epoch)
+        fail = m.FailRequest(
+            policy="p", batch=first.id, failures=first.failures, trainer_epoch=epoch, error="out of memory"
+        )
+        assert (first.failures, rig.go(rig.flow.fail(fail)).failures) == (0, 1)
+        again = rig.take(epoch)
+        assert (again.id, again.failures) == (first.id, 1)
+        assert rig.go(rig.flow.fail(fail)) == m.FailReply(failures=1)
+        assert rig.db.one("SELECT state, failures FROM batches WHERE id = ?", first.id) == ("issued", 1)
+        rig.commit(again)
+        assert rig.service.ledger.state == "running"
 
 
 def test_f58_step_and_version_numbers_over_a_resume() -> None:

@@ -49,7 +49,7 @@ def play_rich(rig: Rig) -> None:
         rig.submit(lease, 0.5)
     rig.advance(11.0)  # the late one's lease expires
     epoch = rig.resume()
-    rig.go(rig.flow.fail(_fail(next_batch(rig, epoch).id, epoch)))
+    rig.go(rig.flow.fail(_fail(next_batch(rig, epoch))))
     rig.commit(rig.take(epoch), reason="no_signal")
     assert late.attempt == 1
     for step in range(4):
@@ -64,8 +64,10 @@ def _hand_back(lease: str) -> Any:
     return m.HandBackRequest(worker="w", held=(lease,))
 
 
-def _fail(batch: int, epoch: int) -> Any:
-    return m.FailRequest(policy="p", batch=batch, trainer_epoch=epoch, error="boom")
+def _fail(batch: Batch) -> Any:
+    return m.FailRequest(
+        policy="p", batch=batch.id, failures=batch.failures, trainer_epoch=batch.trainer_epoch, error="boom"
+    )
 
 
 @pytest.fixture
