@@ -103,9 +103,11 @@ def test_every_fault_happened() -> None:
     assert not refused
 
 
-@pytest.mark.parametrize("seed", [908])
+@pytest.mark.parametrize("seed", [908, 1582, 2258, 2282])
 def test_what_a_seed_once_found(seed: int) -> None:
-    """908: a rollback on purpose while dataflow is dead that had written nothing yet."""
+    """908: a rollback on purpose while dataflow is dead that had written nothing yet. 1582: a late copy of a trainer's
+    "this batch fails" was counted once more when the batch was issued again, and stopped the run. 2258, 2282: two calls
+    of a worker that dataflow answers at once when it goes on after a stop, the later one first."""
     simulate(seed)
 
 

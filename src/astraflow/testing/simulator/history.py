@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
+from collections.abc import Mapping
 
 from astraflow.types import Batch, Outcome
 from astraflow.wire import messages as m
@@ -55,11 +56,15 @@ class History:
                 self.broken.append(f"batch {batch.id} of {batch.policy} was issued again with another content")
         self.batches[key] = content
 
-    def told_serial(self, reader: str, policy: str, serial: int) -> None:
-        before = self.serials.get((reader, policy), 0)
-        if serial < before:
-            self.broken.append(f"{reader} was told serial {serial} of {policy} after {before}")
-        self.serials[reader, policy] = max(serial, before)
+    def told_serial(self, reader: str, policy: str, serial: int, *, before: Mapping[str, int]) -> None:
+        """``before``: what it had been told when it asked; of two calls at once either may be answered first."""
+        if serial < before.get(policy, 0):
+            self.broken.append(f"{reader} was told serial {serial} of {policy} after {before[policy]}")
+        self.serials[reader, policy] = max(serial, self.serials.get((reader, policy), 0))
+
+    def serials_of(self, reader: str) -> dict[str, int]:
+        """By policy."""
+        return {policy: serial for (each, policy), serial in self.serials.items() if each == reader}
 
 
 def batch_digest(batch: Batch) -> str:

@@ -70,9 +70,10 @@ class Host:
         return await self._handle("hello", request)
 
     async def lease(self, request: m.LeaseRequest) -> Any:
+        before = self._history.serials_of(request.incarnation)
         reply: m.LeaseReply = await self._handle("lease", request)
         for policy, manifest in reply.manifests.items():
-            self._history.told_serial(request.incarnation, policy, manifest.serial)
+            self._history.told_serial(request.incarnation, policy, manifest.serial, before=before)
         return reply
 
     async def renew(self, request: m.RenewRequest) -> Any:
