@@ -48,8 +48,14 @@ def _policy(ledger: Ledger, now: float, policy: str) -> m.PolicyStatus:
         steps=ledger.policies.steps[policy],
         groups=ledger.counts.groups(policy),
         staleness=ledger.counts.ages(policy),
-        waits=(starved_words(ledger, policy) or lacks(ledger, now, policy)) if trainable else "",
+        waits=_waits(ledger, now, policy) if trainable else "",
     )
+
+
+def _waits(ledger: Ledger, now: float, policy: str) -> str:
+    words = starved_words(ledger, policy) or lacks(ledger, now, policy)
+    known = ledger.store.one("SELECT 1 FROM trainers WHERE policy = ?", policy)
+    return words if known or ledger.state != "running" else f"no trainer of it has registered yet; {words}"
 
 
 def _played(ledger: Ledger, policy: str) -> int:

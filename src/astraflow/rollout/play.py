@@ -95,7 +95,10 @@ class WorkflowPlayer:
     async def _run(self, lease: Lease, agents: EpisodeAgents) -> Reward:
         PLAYING.set(lease.id)
         WAITING.set(self.waiting)
-        return await self.workflow(lease.task, agents)
+        try:
+            return await self.workflow(lease.task, agents)
+        except SystemExit as left:  # a task hands it on to the event loop: the worker and all its episodes would end
+            raise RuntimeError("the workflow ended the process") from left
 
     async def _end(self, running: asyncio.Task[Reward]) -> bool:
         """Cancel the workflow; False if it does not end within the grace: it is then left to itself and counted."""

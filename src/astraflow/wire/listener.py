@@ -66,6 +66,9 @@ class Listener:
             await runner.cleanup()
 
 
+HIGHEST_PORT = 65535
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches it."""
     try:
@@ -76,6 +79,8 @@ def is_loopback(host: str) -> bool:
 
 def require_port(host: str, port: int) -> None:
     """Raises ConfigError if nothing could listen there now. Port 0 is any free one."""
+    if not 0 <= port <= HIGHEST_PORT:
+        raise ConfigError(f"a port is between 0 (any free one) and {HIGHEST_PORT}, found {port}")
     try:
         with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
             return

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import logging
 import random
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
@@ -25,6 +26,10 @@ from astraflow.wire.codec import decode
 R = TypeVar("R", bound=Record)
 T = TypeVar("T")
 
+log = logging.getLogger("astraflow.wire")
+
+SAY_S = 5.0
+"""A call that is tried again says so this often: nobody waits in silence."""
 ERROR_LIMIT_BYTES = 64 << 10
 DECODE_IN_THREAD_BYTES = 4 << 20
 PIECES_FROM_BYTES = 1 << 19
@@ -100,6 +105,7 @@ class Transport:
     ) -> T:
         """Run ``attempt(seconds it may take)`` within the budget + ``grace_s``; Unavailable when it is spent."""
         clock = asyncio.get_running_loop().time
+        began = said = clock()
         deadline = clock() + self._retry.budget_s + grace_s
         for number in range(1, self._retry.attempts + 1):
             try:
@@ -112,11 +118,21 @@ class Transport:
                 raise ProtocolError(
                     f"{self.url}{path}: the answer is not HTTP as we speak it ({_name(error)})"
                 ) from error
+            reason = str(last) if isinstance(last, Unavailable) else _name(last)
             pause = self._retry.pause_s(number, self._rng)
             if number == self._retry.attempts or clock() + pause >= deadline:
                 break
+            if clock() - said >= SAY_S:
+                said = clock()
+                log.warning(
+                    "waits_for_dataflow url=%s%s for_s=%.0f gives_up_in_s=%.0f: %s",
+                    self.url,
+                    path,
+                    said - began,
+                    deadline - said,
+                    reason,
+                )
             await asyncio.sleep(pause)
-        reason = str(last) if isinstance(last, Unavailable) else _name(last)
         raise Unavailable(f"{self.url}{path} did not answer in {number} attempts ({reason})") from last
 
     def request(

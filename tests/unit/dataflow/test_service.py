@@ -363,6 +363,16 @@ def test_supervised_rows_before_them_are_no_good_episodes(tmp_path: Path) -> Non
         assert "first 3 episodes all failed in user code" in str(rig.db.get("error"))
 
 
+def test_status_says_that_a_policy_has_no_trainer_yet() -> None:
+    with Rig() as rig:
+        rig.play_groups(2)
+        (policy,) = rig.go(rig.flow.status()).policies
+        assert policy.waits.startswith("no trainer of it has registered yet; 2/2 groups kept")
+        rig.resume()
+        (policy,) = rig.go(rig.flow.status()).policies
+        assert policy.waits.startswith("2/2 groups kept")
+
+
 def test_status_and_events_tell_the_story() -> None:
     with Rig() as rig:
         epoch = rig.resume()

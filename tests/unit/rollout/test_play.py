@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any
 
 import pytest
@@ -62,6 +63,19 @@ def test_f13_a_failure_has_its_cause_and_no_reward(
     episode = ended(raising(error), reply(OK), template=smollm2)
     assert (episode.outcome, episode.failure, episode.score) == (Outcome.FAILED, kind, None)
     assert not episode.trajectories and not episode.final
+
+
+def test_a_workflow_that_ends_the_process_ends_its_episode_only(smollm2: ChatTemplate) -> None:
+    """SystemExit leaves a task for the event loop: it would take the worker and all its episodes along."""
+
+    async def leaves(task: Task, agents: Agents) -> Reward:
+        await agents["main"].chat([HI])
+        sys.exit(3)
+
+    episode = ended(leaves, reply(OK), template=smollm2)
+    assert (episode.outcome, episode.failure) == (Outcome.FAILED, FailureKind.WORKFLOW)
+    assert episode.error is not None
+    assert episode.error.startswith("SystemExit: 3") and "test_play.py" in episode.error
 
 
 def test_the_first_cause_is_named_with_its_place(smollm2: ChatTemplate) -> None:

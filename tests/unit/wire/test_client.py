@@ -24,6 +24,7 @@ from astraflow.errors import (
     UnknownVersion,
 )
 from astraflow.wire import messages as m
+from astraflow.wire import transport
 from astraflow.wire.calls import CALLS, RECORD_HEADER
 from astraflow.wire.client import HttpDataflow
 from astraflow.wire.codec import encode
@@ -177,6 +178,24 @@ def test_nobody_listens() -> None:
                 assert "token-that" not in str(caught.value) + repr(caught.value.__cause__)
 
         asyncio.run(main())
+
+
+def test_nobody_waits_in_silence(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Each SAY_S of a call that is tried again: for whom, for how long, for how long at most, and why."""
+    monkeypatch.setattr(transport, "SAY_S", 0.05)
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{held.getsockname()[1]}"
+
+        async def main() -> None:
+            async with HttpDataflow(url, "token-that-must-not-show", retry_s=1.0) as flow:
+                with pytest.raises(Unavailable):
+                    await flow.status()
+
+        asyncio.run(main())
+    said = [record.getMessage() for record in caplog.records if record.name == "astraflow.wire"]
+    assert said and all(line.startswith(f"waits_for_dataflow url={url}/v1/status for_s=") for line in said)
+    assert "gives_up_in_s=1: " in said[0] and "Connect" in said[0] and "token-that" not in "".join(said)
 
 
 def test_a_restarted_dataflow_is_found_again() -> None:

@@ -26,17 +26,21 @@ class Args:
 
 
 def main(args: Args) -> int:
+    from astraflow.dataflow.store import lock_run
     from astraflow.run.changed_tasks import accept_changed_tasks
     from astraflow.run.config import load_config, read_config
     from astraflow.run.launch import LaunchOptions, launch
     from astraflow.run.layout import RunFolder
     from astraflow.run.over import is_finished, say_finished
     from astraflow.run.supervisor import Listen
+    from astraflow.wire.listener import require_port
 
     run = RunFolder(args.run).require()
     resolved = load_config(run.path, allow_changed_tasks=args.allow_changed_tasks)
     if is_finished(run):
         return say_finished(run, resolved, as_json=args.json)
+    require_port(args.host, args.port)
+    lock_run(run.path).close()  # a run that somebody serves is refused before anything is said or changed
     if resolved.digest != read_config(run.path)["digest"]:
         accept_changed_tasks(run, resolved)
     listen = Listen(host=args.host, port=args.port, tls_cert=args.tls_cert, tls_key=args.tls_key)
