@@ -187,7 +187,7 @@ class Retelling:
 
     def _on_done(self, event: Told) -> None:
         episode = self._episode(event, WAITING)
-        episode.state, episode.outcome = "done", event.data["outcome"]
+        episode.state, episode.outcome, episode.worker = "done", event.data["outcome"], event.data["worker"]
         episode.score, episode.samples = event.data["score"], event.data.get("samples")
 
     # ── groups ──

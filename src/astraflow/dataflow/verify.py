@@ -194,7 +194,7 @@ def _episodes(db: sqlite3.Connection, story: Retelling, seen: Comparison) -> Non
             if each.state == "leased":
                 row["worker"] = each.worker
             elif each.state == "done":
-                row |= {"outcome": each.outcome, "score": each.score}
+                row |= {"outcome": each.outcome, "score": each.score, "worker": each.worker}
             elif each.state == "given_up":
                 row["kind"] = each.kind
             if each.samples is not None:

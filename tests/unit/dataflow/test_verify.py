@@ -105,6 +105,7 @@ TAMPERED = {
     "episodes": "UPDATE episodes SET state = 'pending' WHERE state = 'leased'",
     "episodes: score": "UPDATE episodes SET score = 0.25 WHERE group_id = 5 AND idx = 0",
     "episodes: attempt": "UPDATE episodes SET attempt = 3 WHERE group_id = 5 AND idx = 0",
+    "episodes: worker": "UPDATE episodes SET worker = 'zz' WHERE group_id = 5 AND idx = 0",
     "episodes: gone": "DELETE FROM episodes WHERE group_id = 5 AND idx = 1",
     "payloads": "DELETE FROM payloads WHERE id = (SELECT MAX(id) FROM payloads)",
     "payloads: emptied": "UPDATE payloads SET body = NULL WHERE id = (SELECT MAX(id) FROM payloads)",
