@@ -310,8 +310,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     """Where not empty: ``files`` are the full weights of an earlier version with this digest (an anchor), from which
     ``deltas`` lead to this one."""
     deltas: tuple[WeightDelta, ...] = ()
-    """Ways to this version from earlier ones, one after the other or several steps at once: whoever holds weights with
-    some ``base_digest`` may begin there."""
+    """Ways to this version from earlier ones, one or several steps at once; each begins at its ``base_digest``."""
     base_digest: str | None = None
     serial: int = 0
     """Assigned by dataflow; only grows, workers follow the newest. 0: not yet committed."""
@@ -380,7 +379,7 @@ class Row(Record, frozen=True, kw_only=True):
 
 
 class Batch(Record, frozen=True, kw_only=True):
-    """The groups of exactly one optimiser step of one policy, frozen: re-issued with the same rows and bytes."""
+    """The groups of one optimiser step, frozen: re-issued with the same rows and bytes. ``failures``: of it, so far."""
 
     id: int
     policy: str
@@ -393,7 +392,6 @@ class Batch(Record, frozen=True, kw_only=True):
     """Denominator: rows with at least one trained token."""
     rows: tuple[Row, ...]
     failures: int = 0
-    """How often it has failed a trainer before it was issued now."""
 
 
 def _require_dtype(name: str, array: Array, dtype: type[np.generic]) -> None:

@@ -103,11 +103,12 @@ def test_every_fault_happened() -> None:
     assert not refused
 
 
-@pytest.mark.parametrize("seed", [908, 1582, 2258, 2282])
+@pytest.mark.parametrize("seed", [908, 1582, 2258, 2282, 5029])
 def test_what_a_seed_once_found(seed: int) -> None:
     """908: a rollback on purpose while dataflow is dead that had written nothing yet. 1582: a late copy of a trainer's
     "this batch fails" was counted once more when the batch was issued again, and stopped the run. 2258, 2282: two calls
-    of a worker that dataflow answers at once when it goes on after a stop, the later one first."""
+    of a worker that dataflow answers at once when it goes on after a stop, the later one first. 5029: the first call of
+    a trainer that had been replaced before it resumed came when its successor was through, and undid all its steps."""
     simulate(seed)
 
 

@@ -145,7 +145,7 @@ class Store:
         self._counts.append((name, by))
         self._write_logs_outside()
 
-    def collected(self, kind: str, policy: str) -> list[dict[str, Any]]:
+    def collected(self, kind: str, policy: str | None) -> list[dict[str, Any]]:
         """What events of this kind say that the transaction under way will write, in order."""
         return [
             msgspec.json.decode(data, type=dict)

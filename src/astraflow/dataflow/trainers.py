@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from astraflow.dataflow.components import TRAINER
 from astraflow.dataflow.league import add, cast, freeze, swap, unfreeze
 from astraflow.dataflow.ledger import Ledger
 from astraflow.dataflow.retention import checkpoint_kept, forget_checkpoint, require_bytes
@@ -24,6 +25,7 @@ def resume(ledger: Ledger, now: float, request: m.ResumeRequest) -> m.ResumeRepl
         return _resumed(ledger, policy, row[4], ())
     if row is not None and row[1] != request.incarnation:
         _refuse_replaced(ledger, request, newer=row[0])
+        _refuse_superseded(ledger, request)
     known = policies.at(policy, request.version, request.digest)
     if known is None:
         raise UnknownVersion(
@@ -68,6 +70,24 @@ def _refuse_replaced(ledger: Ledger, request: m.ResumeRequest, *, newer: str) ->
         raise Fenced(
             f"this process of trainer {request.trainer!r} had trainer epoch {row[0]} of {request.policy}, which "
             f"{newer!r} has replaced: a process that was replaced cannot resume, start a new one"
+        )
+
+
+def _refuse_superseded(ledger: Ledger, request: m.ResumeRequest) -> None:
+    """The same of a process that never got so far: it registered, another took its name, and its call came late."""
+    current = ledger.components.incarnation(TRAINER, request.trainer)
+    if current in (None, request.incarnation):
+        return
+    process = (TRAINER, request.trainer, request.incarnation)
+    before = ledger.store.collected("joined", None)
+    if any((each["component"], each["name"], each["incarnation"]) == process for each in before) or ledger.store.one(
+        "SELECT 1 FROM events WHERE kind = 'joined' AND json_extract(data, '$.component') = ? "
+        "AND json_extract(data, '$.name') = ? AND json_extract(data, '$.incarnation') = ? LIMIT 1",
+        *process,
+    ):
+        raise Fenced(
+            f"this process of trainer {request.trainer!r} of {request.policy} was replaced before it resumed: a "
+            "process that was replaced cannot resume, start a new one"
         )
 
 

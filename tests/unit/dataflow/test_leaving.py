@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from astraflow.errors import NameTaken
+from astraflow.errors import Fenced, NameTaken
 from astraflow.observe.status import component_line
 from astraflow.wire import messages as m
 from tests.unit.dataflow.rig import Rig
@@ -111,6 +111,25 @@ def test_the_last_words_of_a_trainer_that_was_replaced_are_not_its_successors() 
         with pytest.raises(NameTaken, match="was replaced"):
             rig.go(rig.flow.report(late))
         assert state(rig, "t-p").state == "alive"
+
+
+def test_a_trainer_that_was_replaced_before_it_resumed_undoes_nothing() -> None:
+    """Its first call was under way until its successor had all its steps and had left; a new process may resume."""
+    with Rig() as rig:
+        for incarnation in ("older", "newer"):
+            hello = m.HelloRequest(
+                component="trainer", name="t-p", incarnation=incarnation, config_digest="", policy="p"
+            )
+            rig.go(rig.flow.hello(hello))
+        epoch = rig.resume(incarnation="newer")
+        rig.step(epoch)
+        with pytest.raises(Fenced, match="was replaced before it resumed"):
+            rig.resume_at("p", 0, rig.digest_at(0), incarnation="older")
+        assert rig.service.ledger.policies.versions["p"] == 1
+        rig.go(rig.flow.report(msgspec.structs.replace(LAST, component="trainer", name="t-p", incarnation="newer")))
+        with pytest.raises(Fenced, match="was replaced before it resumed"):
+            rig.resume_at("p", 0, rig.digest_at(0), incarnation="older")
+        assert rig.resume_at("p", 0, rig.digest_at(0), incarnation="newest").undone == (1,)
 
 
 def test_a_trainer_that_was_taken_for_dead_is_alive_when_it_commits() -> None:
