@@ -82,13 +82,9 @@ class Components:
 
     def require_current(self, component: str, name: str, incarnation: str) -> None:
         """Raises NameTaken when another process has this name by now."""
-        if self.incarnation(component, name) != incarnation:
-            raise NameTaken(f"{component} {name!r} is another process by now: this one was replaced")
-
-    def incarnation(self, component: str, name: str) -> str | None:
-        """Of the process that registered last under this name."""
         row = self._store.one("SELECT incarnation FROM components WHERE component = ? AND name = ?", component, name)
-        return None if row is None else str(row[0])
+        if row is None or row[0] != incarnation:
+            raise NameTaken(f"{component} {name!r} is another process by now: this one was replaced")
 
     def serves(self, name: str, policies: Sequence[str], *, supervised: bool) -> None:
         """What a worker can play, for the diagnosis of a starved policy."""

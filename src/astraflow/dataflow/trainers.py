@@ -74,20 +74,21 @@ def _refuse_replaced(ledger: Ledger, request: m.ResumeRequest, *, newer: str) ->
 
 
 def _refuse_superseded(ledger: Ledger, request: m.ResumeRequest) -> None:
-    """The same of a process that never got so far: it registered, another took its name, and its call came late."""
-    current = ledger.components.incarnation(TRAINER, request.trainer)
-    if current in (None, request.incarnation):
-        return
-    process = (TRAINER, request.trainer, request.incarnation)
-    before = ledger.store.collected("joined", None)
-    if any((each["component"], each["name"], each["incarnation"]) == process for each in before) or ledger.store.one(
-        "SELECT 1 FROM events WHERE kind = 'joined' AND json_extract(data, '$.component') = ? "
-        "AND json_extract(data, '$.name') = ? AND json_extract(data, '$.incarnation') = ? LIMIT 1",
-        *process,
-    ):
+    """The same of a process that never got so far: it registered, another took its name, and its calls came late."""
+    store, name = ledger.store, request.trainer
+    rows = store.all(
+        "SELECT json_extract(data, '$.incarnation') FROM events WHERE kind = 'joined' "
+        "AND json_extract(data, '$.component') = ? AND json_extract(data, '$.name') = ? ORDER BY id",
+        TRAINER,
+        name,
+    )
+    before = [x for x in store.collected("joined", None) if (x["component"], x["name"]) == (TRAINER, name)]
+    joined = [row[0] for row in rows] + [each["incarnation"] for each in before]
+    own = request.incarnation
+    if own in joined and any(other != own for other in joined[joined.index(own) :]):
         raise Fenced(
-            f"this process of trainer {request.trainer!r} of {request.policy} was replaced before it resumed: a "
-            "process that was replaced cannot resume, start a new one"
+            f"this process of trainer {name!r} of {request.policy} was replaced before it resumed: a process that was "
+            "replaced cannot resume, start a new one"
         )
 
 
