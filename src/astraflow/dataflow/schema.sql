@@ -32,6 +32,7 @@ CREATE TABLE IF NOT EXISTS events (
 );
 CREATE INDEX IF NOT EXISTS events_by_group ON events (group_id) WHERE group_id IS NOT NULL;
 CREATE INDEX IF NOT EXISTS events_resumed ON events (policy) WHERE kind = 'resumed';
+CREATE INDEX IF NOT EXISTS events_joined ON events (id) WHERE kind = 'joined';
 
 CREATE TABLE IF NOT EXISTS policies (
   name TEXT PRIMARY KEY,

@@ -44,7 +44,8 @@ OF_THE_LIVE: tuple[str, ...] = (
     "episodes_pending",
 )
 OF_THE_LIVE += ("episodes_leased", "batches_live", "payloads_file", "batches_stored", "batches_file")
-"""Indices that hold only what has not ended, or is not pruned: to read one from end to end is no scan of the run."""
+OF_THE_LIVE += ("events_joined",)
+"""Indices that hold only what has not ended, is not pruned, or comes once per process: none grows with the episodes."""
 
 
 def spec() -> Any:
