@@ -111,7 +111,18 @@ def figures(injuries: Sequence[Injury]) -> dict[str, Any]:
             if _of(injuries, component)
         },
         "not_recovered": sum(each.recovery_s is None for each in injuries),
+        "longest": _longest(injuries),
     }
+
+
+def _longest(injuries: Sequence[Injury]) -> list[str]:
+    """The faults that were noticed last after they were done, in words: where to look in the log."""
+    known = sorted(((s, each) for each in injuries if (s := each.detect_s) is not None), key=lambda pair: -pair[0])
+    return [
+        f"fault {each.fault.number} ({each.fault.kind} {each.fault.point or '-'}) of {each.name}: noticed after "
+        f"{seconds:.1f} s, recovery {'not seen' if each.recovery_s is None else f'{each.recovery_s:.1f} s'}"
+        for seconds, each in known[:SHOWN]
+    ]
 
 
 def _of(injuries: Sequence[Injury], component: Component) -> list[Injury]:

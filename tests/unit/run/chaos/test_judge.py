@@ -73,6 +73,11 @@ def test_overhead_is_recovery_less_the_usual_cold_start() -> None:
     assert found["recovery_overhead_s"] == {"p50": 2, "p99": 6, "max": 6, "count": 3}
     assert found["detect_s"] == {"p50": 2, "p99": 5, "max": 5, "count": 3}
     assert found["not_recovered"] == 0
+    assert found["longest"] == [
+        "fault 0 (kill -) of trainer: noticed after 5.0 s, recovery 8.0 s",
+        "fault 0 (point -) of trainer: noticed after 2.0 s, recovery 12.0 s",
+        "fault 0 (kill -) of trainer: noticed after 1.0 s, recovery 5.0 s",
+    ]
 
 
 def test_a_stopped_process_recovers_from_sigcont_on() -> None:
