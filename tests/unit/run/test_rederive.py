@@ -143,7 +143,7 @@ def run(tmp_path: Path) -> RunFolder:
 def test_verify_lets_the_algorithms_decide_again(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     assert ledger.main(ledger.Args(run=run.path, verify=True)) == 0
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("verified: ") and line.endswith("rows and 15 decisions made again tell the same")
+    assert line.startswith("verified: ") and line.endswith(" rows, 15 decisions made again tell the same")
 
 
 def test_verify_names_a_lie_that_tables_and_events_agree_about(
@@ -182,3 +182,4 @@ def test_of_tables_that_are_not_what_events_tell_no_past_is_told(run: RunFolder)
     db.close()
     found = verification(run)
     assert not found["verified"] and found["decisions"] == 0
+    assert found["not_compared"][-1].startswith("state of the algorithms, made again from the decisions: where tables")
