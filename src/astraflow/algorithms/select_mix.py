@@ -52,7 +52,7 @@ class WithSupervised:
         return {"batches": self._batches, "select": inner}
 
     def load_state_dict(self, state: State) -> None:
-        self._batches = int(state["batches"])
+        self._batches = int(state.get("batches", 0))  # older states do not count them
         if isinstance(self._select, Stateful):
             self._select.load_state_dict(state["select"])
 

@@ -108,7 +108,8 @@ class WithReplay:
         if state["seed"] != self._seed:
             raise ConfigError(f"WithReplay.seed changed from {state['seed']} to {self._seed}: restore it")
         self._draws = int(state["draws"])
-        self._owed = {policy: Fraction(left) for policy, left in state["owed"].items()}
+        # Older states carry nothing on, and do not say it.
+        self._owed = {policy: Fraction(left) for policy, left in state.get("owed", {}).items()}
         if isinstance(self._select, Stateful):
             self._select.load_state_dict(state["select"])
 

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from astraflow.algorithms.base import State
+from astraflow.algorithms.pipeline import ANOTHER
 from astraflow.dataflow.batches import Batches
 from astraflow.dataflow.components import TRAINER, Components
 from astraflow.dataflow.counts import Counts
@@ -28,7 +29,7 @@ from astraflow.dataflow.settings import RunSpec
 from astraflow.dataflow.speeds import Speeds
 from astraflow.dataflow.store import Store
 from astraflow.dataflow.tally import state_digest
-from astraflow.errors import ConfigError, RunFailed, by_kind
+from astraflow.errors import BadRequest, ConfigError, RunFailed, by_kind
 from astraflow.types import FailureKind, Manifest, Task
 from astraflow.wire import messages as m
 from astraflow.wire.codec import decode, encode
@@ -92,7 +93,10 @@ class Ledger:
         return now
 
     def load_algorithms(self) -> None:
-        """What the algorithms knew at the last decision that is on disk; at first, what the recipe made."""
+        """What the algorithms knew at the last decision that is on disk; at first, what the recipe made.
+
+        Raises ConfigError for what this program cannot read.
+        """
         row = self.store.one("SELECT state FROM algorithms WHERE name = 'pipeline'")
         if row is None:
             self._saved = None
@@ -103,7 +107,13 @@ class Ledger:
             self._saved = initial
             return
         self._saved = row[0]
-        self.spec.pipeline.load_state_dict(decode(row[0], StoredState).state)
+        where = f"the algorithms' state in {self.store.where}"
+        try:
+            self.spec.pipeline.load_state_dict(decode(row[0], StoredState).state)
+        except BadRequest as error:
+            raise ConfigError(f"{where}: {error}; {ANOTHER}") from error
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from error
 
     def save_algorithms(self, now: float) -> None:
         """In the transaction of the decision that changed them."""

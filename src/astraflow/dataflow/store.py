@@ -72,6 +72,11 @@ class Store:
         row = self.one(sql, *values)
         return int(row[0] or 0) if row else 0
 
+    @property
+    def where(self) -> str:
+        """Its file."""
+        return str(self.all("PRAGMA database_list")[0][2]) or ":memory:"
+
     # ── transactions ──
 
     @contextmanager

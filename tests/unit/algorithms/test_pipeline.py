@@ -173,6 +173,49 @@ def test_state_of_another_composition_is_refused():
         pipeline().load_state_dict(state)
 
 
+ANOTHER = (
+    "it was written by another version of this program or of the algorithm: go on with that one, or start a new run"
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda state: state.pop("position"), "cannot read what is stored of it: it lacks 'position'"),
+        (lambda state: state.update(position="x"), "cannot read what is stored of it: ValueError: invalid literal"),
+        (lambda state: state.update(position=None), "cannot read what is stored of it: TypeError: int"),
+        (lambda state: state.update(shuffles={"a": 1}), "does not know what is stored of it as shuffles"),
+    ],
+)
+def test_a_state_of_another_version_says_whose_it_is_and_what_to_do(change, words):
+    made = pipeline(curate=shuffled())
+    state = made.state_dict()
+    change(state["curate"])
+    with pytest.raises(ConfigError, match=f"^curate \\(Shuffled\\) {words}.*; {ANOTHER}$"):
+        made.load_state_dict(state)
+
+
+def test_an_unknown_field_is_found_inside_others():
+    def stages():
+        return pipeline(curate=Stages([Stage(curate=Mixture([shuffled(), shuffled(seed=1)], weights=[1, 1]))]))
+
+    state = stages().state_dict()
+    stages().load_state_dict(state)
+    state["curate"]["parts"][0]["parts"][1]["since"] = 3
+    with pytest.raises(ConfigError, match=r"curate \(Stages\) does not know .* as parts\.0\.parts\.1\.since; it was"):
+        stages().load_state_dict(state)
+
+
+def test_what_learns_is_read_again_with_or_without_what_it_has_learnt():
+    """After other tasks were accepted ``learned`` is empty: fields that are added are no fault."""
+    for learned in (None, {}):
+        made = pipeline(curate=Greso(TASKS, group_size=4))
+        state = made.state_dict()
+        if learned is not None:
+            state["curate"]["learned"] = learned
+        made.load_state_dict(state)
+
+
 class Counting(Returns):
     """A Credit with a state: how many groups it has credited."""
 

@@ -15,6 +15,7 @@ from astraflow.algorithms.select_mix import WithSupervised
 from astraflow.algorithms.select_replay import ORDERS, WithReplay
 from astraflow.errors import ConfigError
 from astraflow.testing.check_algorithm import check_algorithm
+from tests.unit.dataflow_pure.build import pipeline
 
 
 def ready(*groups: int) -> list[ReadyGroup]:
@@ -241,6 +242,18 @@ def test_its_draws_survive_a_restart(order):
     assert [pick(two, ready(1, 2), store) for _ in range(3)] == rest
     with pytest.raises(ConfigError, match="seed changed from 3 to 4"):
         replay(order=order, seed=4).load_state_dict(state)
+
+
+def test_a_state_from_before_a_field_was_added_goes_on():
+    """``owed`` and ``batches`` came later: nothing was carried on, nothing counted."""
+    one, store = WithReplay(WithSupervised(EarliestDeadline(), share=0), ratio=0.3, seed=3), stored(*range(10, 30))
+    pick(one, ready(*range(1, 5)), store, need=4)
+    state = one.state_dict()
+    assert state["owed"] and state["select"]["batches"] == 1
+    older = {"draws": 1, "seed": 3, "select": {"select": None}}
+    two = WithReplay(WithSupervised(EarliestDeadline(), share=0), ratio=0.3, seed=3)
+    pipeline(select=two).load_state_dict({"curate": pipeline().curate.state_dict(), "select": older})
+    assert two.state_dict() == {"draws": 1, "owed": {}, "seed": 3, "select": {"batches": 0, "select": None}}
 
 
 def test_the_state_of_the_inner_choice_is_kept_with_it():

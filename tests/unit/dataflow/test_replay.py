@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +19,15 @@ from astraflow.algorithms.pace import AllHaveRoom, BoundedStaleness
 from astraflow.algorithms.select import EarliestDeadline, Fifo
 from astraflow.algorithms.select_mix import WithSupervised
 from astraflow.algorithms.select_replay import WithReplay
+from astraflow.dataflow.ledger import StoredState
+from astraflow.dataflow.tally import state_digest
 from astraflow.dataflow.verify import verify
-from astraflow.errors import RunFailed
+from astraflow.errors import ConfigError, RunFailed
 from astraflow.tasks.lists import ListTasks
 from astraflow.testing.simulator.checks import check_ledger
 from astraflow.testing.simulator.edges import watch
 from astraflow.types import Batch, SampleKind, Task
+from astraflow.wire.codec import decode, encode
 from tests.unit.dataflow.rig import Rig, make_spec, manifest, supervised_episode, tasks
 
 
@@ -315,3 +322,65 @@ def test_supervised_groups_are_in_the_batches_beside_fresh_and_replayed_ones_and
             assert set(supervised) <= {0}, "never again"
             assert sum(use for _, use in groups.values()) == (number > 0)
         whole(rig)
+
+
+# ── a ledger of another version of the program ──
+
+
+def rewritten(rig: Rig, change: Any) -> bytes:
+    """What the algorithms know, as a program of another version has stored it."""
+    connection = rig.service.ledger.store.connection
+    (stored,) = connection.execute("SELECT state FROM algorithms").fetchone()
+    state = decode(stored, StoredState)
+    change(state.state["select"])
+    connection.execute("UPDATE algorithms SET state = ?", (encode(state),))
+    told = json.dumps({"digest": state_digest(encode(state))})
+    connection.execute("UPDATE events SET data = ? WHERE kind = 'algorithms'", (told,))
+    return encode(state)
+
+
+def test_a_run_from_before_a_field_was_added_goes_on(tmp_path: Path) -> None:
+    """Older ``WithReplay`` did not carry on what rounding leaves."""
+    with opened(tmp_path, select=WithReplay(EarliestDeadline(), ratio=0.3)) as rig:
+        epoch = rig.resume()
+        rig.step(epoch)
+        older = rewritten(rig, lambda select: select.pop("owed"))
+        rig.restart(spec(select=WithReplay(EarliestDeadline(), ratio=0.3)))
+        whole(rig)
+        assert rig.db.all("SELECT state FROM algorithms") == [(older,)], "to read is not to write"
+        epoch = rig.resume(version=1, incarnation="again")
+        rig.step(epoch)
+        (row,) = rig.db.all("SELECT state FROM algorithms")
+        assert decode(row[0], StoredState).state["select"]["owed"] == {"p": "1/5"}, "of 4, three tenths: 1 came again"
+        whole(rig)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda select: select.pop("draws"), "select (WithReplay) cannot read what is stored of it: it lacks 'draws'"),
+        (
+            lambda select: select.update(owed=[1]),
+            "select (WithReplay) cannot read what is stored of it: AttributeError",
+        ),
+        (lambda select: select.update(quota=1), "select (WithReplay) does not know what is stored of it as quota"),
+    ],
+)
+def test_a_state_that_cannot_be_read_says_what_where_and_what_to_do(tmp_path: Path, change: Any, words: str) -> None:
+    with opened(tmp_path) as rig:
+        rig.step(rig.resume())
+        other = rewritten(rig, change)
+        with pytest.raises(ConfigError) as refused:
+            rig.restart(spec())
+        said = str(refused.value)
+        assert said.startswith(f"the algorithms' state in {tmp_path / 'run.db'}: {words}")
+        assert said.endswith("go on with that one, or start a new run")
+        with closing(sqlite3.connect(tmp_path / "run.db")) as db:
+            assert db.execute("SELECT state FROM algorithms").fetchall() == [(other,)]
+
+
+def test_bytes_that_are_no_state_are_refused_likewise(tmp_path: Path) -> None:
+    with opened(tmp_path) as rig:
+        rig.service.ledger.store.connection.execute("UPDATE algorithms SET state = x'00'")
+        with pytest.raises(ConfigError, match=r"^the algorithms' state in .*run\.db: StoredState: .*start a new run$"):
+            rig.restart(spec())
