@@ -83,9 +83,10 @@ def _refuse_superseded(ledger: Ledger, request: m.ResumeRequest) -> None:
         name,
     )
     before = [x for x in store.collected("joined", None) if (x["component"], x["name"]) == (TRAINER, name)]
-    joined = [row[0] for row in rows] + [each["incarnation"] for each in before]
+    # In the order of each one's first word: one that is replaced and still lives joins again with every word it says.
+    joined = list(dict.fromkeys([row[0] for row in rows] + [each["incarnation"] for each in before]))
     own = request.incarnation
-    if own in joined and any(other != own for other in joined[joined.index(own) :]):
+    if own in joined and joined[-1] != own:
         raise Fenced(
             f"this process of trainer {name!r} of {request.policy} was replaced before it resumed: a process that was "
             "replaced cannot resume, start a new one"

@@ -134,6 +134,21 @@ def test_a_trainer_that_was_replaced_before_it_resumed_undoes_nothing() -> None:
         assert rig.resume_at("p", 0, rig.digest_at(0), incarnation="newest").undone == (1,)
 
 
+def test_the_successor_of_a_trainer_that_still_lives_may_resume() -> None:
+    """While it loads its model the older one goes on to speak, and takes the place in the list with every word."""
+    with Rig() as rig:
+        epoch = rig.resume(incarnation="older")
+        for _ in range(3):
+            for incarnation in ("newer", "older"):
+                word = {"component": "trainer", "name": "t-p", "incarnation": incarnation, "leaving": False}
+                rig.go(rig.flow.report(msgspec.structs.replace(LAST, **word)))
+        assert rig.db.number("SELECT COUNT(*) FROM events WHERE kind = 'joined'") > 3
+        newer = rig.resume_at("p", 0, rig.digest_at(0), incarnation="newer")
+        assert newer.trainer_epoch == epoch + 1
+        with pytest.raises(Fenced, match="replaced"):
+            rig.resume_at("p", 0, rig.digest_at(0), incarnation="older")
+
+
 def test_a_trainer_that_was_taken_for_dead_is_alive_when_it_commits() -> None:
     with Rig() as rig:
         rig.play_groups(2)
