@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import logging
 import socket
 import ssl
+from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
-from astraflow.errors import ConfigError
+from astraflow.errors import BadRequest, ConfigError
+from astraflow.wire.replies import error_response
+
+log = logging.getLogger("astraflow.wire")
 
 
 class Listener:
@@ -43,7 +49,7 @@ class Listener:
     async def start(self) -> None:
         """Raises ConfigError if the address cannot be had."""
         # Bodies are taken as they come: who sends a compressed one is told so, and nothing is unpacked for him.
-        runner = web.AppRunner(
+        runner = _Runner(
             self._app,
             handler_cancellation=True,
             access_log=None,
@@ -64,6 +70,42 @@ class Listener:
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
+
+
+class _Connection(web.RequestHandler):
+    """One caller's. What is no HTTP reaches no handler of ours: it is refused here, and nothing of it is told."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        if not isinstance(exc, HttpProcessingError):
+            return super().handle_error(request, status, exc, message)
+        log.warning("no_http remote=%s error=%s: refused and hung up", request.remote, type(exc).__name__)
+        response = error_response(
+            BadRequest("this is no HTTP/1.1 request; an https:// URL is for a port with a certificate")
+        )
+        response.force_close()
+        return response
+
+
+class _Server(web.Server):
+    def __call__(self) -> web.RequestHandler:
+        return _Connection(self, loop=self._loop, **self._kwargs)
+
+
+class _Runner(web.AppRunner):
+    """An application's runner, with connections of ours: aiohttp has no setting for them."""
+
+    async def _make_server(self) -> web.Server:
+        made = await super()._make_server()
+        options: dict[str, Any] = {**made._kwargs, "handler_cancellation": made.handler_cancellation}
+        return _Server(made.request_handler, request_factory=made.request_factory, **options)
 
 
 HIGHEST_PORT = 65535
