@@ -15,6 +15,7 @@ from astraflow.clock import Clock, SystemClock
 from astraflow.errors import BadRequest, EngineFailed, EnvFailed, EpisodeTruncated, GraderFailed
 from astraflow.observe.waits import WAITING, Waiting
 from astraflow.rollout.agents import PROMPT_TOO_LONG, EpisodeAgents, Hold, Seat, holds_newest_only
+from astraflow.rollout.exits import LEFT, guard_tasks
 from astraflow.rollout.features import features_of
 from astraflow.rollout.loop_guard import PLAYING
 from astraflow.rollout.score import UnknownName, resolve
@@ -66,11 +67,19 @@ class WorkflowPlayer:
             hold=self.hold,
             waiting=self.waiting,
         )
-        running = asyncio.ensure_future(self._run(lease, agents))
+        loop = asyncio.get_running_loop()
+        guard_tasks(loop)
+        left: asyncio.Future[SystemExit] = loop.create_future()
+        running = asyncio.ensure_future(self._run(lease, agents, left))
         try:
-            done, _ = await asyncio.wait({running}, timeout=lease.time_limit_s)
+            limit_s = lease.time_limit_s
+            ends: list[asyncio.Future[Any]] = [running, left]
+            done, _ = await asyncio.wait(ends, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            if left in done:
+                kind, message = classify(left.result())
+                return failed(lease, kind, message, wall_s=self.clock.monotonic() - began)
             if not done:
-                message = f"the workflow did not return within {lease.time_limit_s:g} s"
+                message = f"the workflow did not return within {limit_s:g} s"
                 if not await self._end(running):
                     message += " and ignores its cancellation"
                 return failed(lease, FailureKind.TIMEOUT, message, wall_s=self.clock.monotonic() - began)
@@ -92,13 +101,14 @@ class WorkflowPlayer:
             seats[role] = Seat(policy=seat.policy, engine=seat.engine, template=seat.template, sampling=sampling)
         return seats
 
-    async def _run(self, lease: Lease, agents: EpisodeAgents) -> Reward:
+    async def _run(self, lease: Lease, agents: EpisodeAgents, left: asyncio.Future[SystemExit]) -> Reward:
         PLAYING.set(lease.id)
+        LEFT.set(left)
         WAITING.set(self.waiting)
         try:
             return await self.workflow(lease.task, agents)
-        except SystemExit as left:  # a task hands it on to the event loop: the worker and all its episodes would end
-            raise RuntimeError("the workflow ended the process") from left
+        except SystemExit as error:  # a task hands it on to the event loop: the worker and all its episodes would end
+            raise RuntimeError("the workflow ended the process") from error
 
     async def _end(self, running: asyncio.Task[Reward]) -> bool:
         """Cancel the workflow; False if it does not end within the grace: it is then left to itself and counted."""
@@ -184,7 +194,8 @@ def classify(error: BaseException) -> tuple[FailureKind, str]:
     found = first_of(error, (UnknownName, BadRequest))
     if found is not None:
         return FailureKind.WORKFLOW, str(found)
-    cause = causes(error)[-1]
+    # That something was cancelled is how a time limit of the workflow's own comes about, and no cause.
+    cause = next((each for each in reversed(causes(error)) if not isinstance(each, asyncio.CancelledError)), error)
     return FailureKind.WORKFLOW, f"{type(cause).__name__}: {cause}{_place(cause)}"
 
 

@@ -1,0 +1,72 @@
+"""``sys.exit`` in a task that a workflow made: it ends its episode, not the process.
+
+A task hands SystemExit on to the event loop, which ends, and with it the worker and all its other episodes. Tasks that
+are made while a workflow plays are therefore looked at while they run: the exit is kept for the player, which ends the
+episode with it, and the task ends as a cancelled one does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Generator
+from contextvars import ContextVar
+from typing import Any
+
+LEFT: ContextVar[asyncio.Future[SystemExit] | None] = ContextVar("astraflow_left", default=None)
+"""Of the episode that plays: done once a task of its workflow calls ``sys.exit``. Tasks that it makes inherit it."""
+
+
+def guard_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    """From now on in this loop; again is fine."""
+    before = loop.get_task_factory()
+    if not isinstance(before, _GuardedTasks):
+        loop.set_task_factory(_GuardedTasks(before or _plain))
+
+
+def _plain(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> Any:
+    return asyncio.Task(coroutine, loop=loop, **options)
+
+
+class _GuardedTasks:
+    """A task factory in front of the loop's own."""
+
+    def __init__(self, make: Callable[..., Any]) -> None:
+        self._make = make
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> Any:
+        left = LEFT.get()
+        coroutine = coroutine if left is None else _Guarded(coroutine, left)
+        return self._make(loop, coroutine, **options)
+
+
+class _Guarded(Coroutine[Any, Any, Any]):
+    """The coroutine but for SystemExit. No ``async def`` around it: one that never begins would not be awaited."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], left: asyncio.Future[SystemExit]) -> None:
+        self._coroutine, self._left = coroutine, left
+
+    def send(self, value: Any) -> Any:
+        try:
+            return self._coroutine.send(value)
+        except SystemExit as error:
+            raise self._leave(error) from error
+
+    def throw(self, *error: Any) -> Any:
+        try:
+            return self._coroutine.throw(*error)
+        except SystemExit as left:
+            raise self._leave(left) from left
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self._coroutine.__await__()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._coroutine, name)  # its frame and name, for those who print tasks
+
+    def _leave(self, error: SystemExit) -> asyncio.CancelledError:
+        if not self._left.done():
+            self._left.set_result(error)
+        return asyncio.CancelledError("a task of the workflow ended the process")
