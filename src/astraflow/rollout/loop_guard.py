@@ -83,10 +83,15 @@ class LoopGuard:
                 log.warning("standstill_not_told error=%r", error)
 
 
+def is_library(file: str) -> bool:
+    """Whether nobody who writes a workflow wrote it."""
+    return file.startswith((*_LIBRARIES, "<frozen"))
+
+
 def place_of(frame: FrameType) -> str:
     """Where people should look: below it there are only libraries."""
     found = frame
-    while found.f_back is not None and found.f_code.co_filename.startswith((*_LIBRARIES, "<frozen")):
+    while found.f_back is not None and is_library(found.f_code.co_filename):
         found = found.f_back
     code = found.f_code
     return f"{code.co_filename.rsplit('/', 1)[-1]}:{found.f_lineno} in {code.co_name}"

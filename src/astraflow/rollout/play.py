@@ -6,9 +6,13 @@ Whose fault a failure is (F13) is decided here and nowhere else, by the first ca
 from __future__ import annotations
 
 import asyncio
+import inspect
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType
 from typing import Any, Protocol
 
 from astraflow.clock import Clock, SystemClock
@@ -17,7 +21,7 @@ from astraflow.observe.waits import WAITING, Waiting
 from astraflow.rollout.agents import PROMPT_TOO_LONG, EpisodeAgents, Hold, Seat, holds_newest_only
 from astraflow.rollout.exits import LEFT, guard_tasks
 from astraflow.rollout.features import features_of
-from astraflow.rollout.loop_guard import PLAYING
+from astraflow.rollout.loop_guard import PLAYING, is_library
 from astraflow.rollout.score import UnknownName, resolve
 from astraflow.rollout.settings import TreeLimits
 from astraflow.rollout.workflow import Reward, Workflow
@@ -28,6 +32,8 @@ _FAULTS: tuple[tuple[type[BaseException], FailureKind], ...] = (
     (EnvFailed, FailureKind.ENV),
     (GraderFailed, FailureKind.GRADER),
 )
+
+_OURS = f"{Path(__file__).parents[1]}/"
 
 
 class Player(Protocol):
@@ -139,6 +145,8 @@ class WorkflowPlayer:
             if limit is not None and first_of(error, (EpisodeTruncated,)) is not None:
                 return _truncated(lease, agents, limit, wall_s)
             kind, message = classify(error)
+            if running.exception() is None:  # it is what the workflow returned
+                message += _defined(self.workflow)
             return failed(lease, kind, message, wall_s=wall_s)
         return Episode(
             task_key=lease.task.key,
@@ -193,7 +201,8 @@ def classify(error: BaseException) -> tuple[FailureKind, str]:
             return kind, str(found)
     found = first_of(error, (UnknownName, BadRequest))
     if found is not None:
-        return FailureKind.WORKFLOW, str(found)
+        has_place = isinstance(found, BadRequest) and not str(found).startswith(PROMPT_TOO_LONG)
+        return FailureKind.WORKFLOW, f"{found}{_place(found) if has_place else ''}"
     # That something was cancelled is how a time limit of the workflow's own comes about, and no cause.
     cause = next((each for each in reversed(causes(error)) if not isinstance(each, asyncio.CancelledError)), error)
     return FailureKind.WORKFLOW, f"{type(cause).__name__}: {cause}{_place(cause)}"
@@ -221,10 +230,20 @@ def causes(error: BaseException) -> list[BaseException]:
 
 
 def _place(error: BaseException) -> str:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None:
-        return ""
-    code = trace.tb_frame.f_code
-    return f" ({code.co_filename.rsplit('/', 1)[-1]}:{trace.tb_lineno} in {code.co_name})"
+    """The innermost line that its user wrote: where he called what refused him. None there: of a workflow that comes
+    with us, else simply the innermost."""
+    frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    own = [at for at in frames if not is_library(at[0].co_filename) and not at[0].co_filename.startswith(_OURS)]
+    shipped = [at for at in frames if at[0].co_filename.startswith(f"{_OURS}workflows/")]
+    return _words(*(own or shipped or frames)[-1]) if frames else ""
+
+
+def _defined(workflow: object) -> str:
+    """Where a workflow begins, of which nothing better is known."""
+    call = workflow if inspect.isroutine(workflow) else type(workflow).__call__
+    code = getattr(call, "__code__", None)
+    return "" if code is None else _words(code, code.co_firstlineno)
+
+
+def _words(code: CodeType, line: int) -> str:
+    return f" ({code.co_filename.rsplit('/', 1)[-1]}:{line} in {code.co_name})"

@@ -16,7 +16,7 @@ from astraflow.algorithms.select import EarliestDeadline
 from astraflow.dataflow.local import LocalDataflow
 from astraflow.dataflow.service import DataflowService
 from astraflow.dataflow.settings import PolicySpec, RunSpec
-from astraflow.errors import EpisodeOver
+from astraflow.errors import BadRequest, EpisodeOver
 from astraflow.rollout.agents import Seat
 from astraflow.rollout.play import WorkflowPlayer
 from astraflow.rollout.served import ServedPolicy
@@ -118,6 +118,19 @@ class Workflow:
         await agents["solver"].chat(HELLO)
         raise ValueError("half-way")
 
+    async def says_nonsense(self, agents: Agents) -> Reward:
+        raise BadRequest("the chat template refused the messages")
+
+
+LINES = {
+    "unknown_role": 'await agents["judge"].chat(HELLO)',
+    "says_nonsense": "raise BadRequest(",
+    "uses_another_s": "await self.kept[0].chat(HELLO)",
+    "raises_half_way": 'raise ValueError("half-way")',
+    "recurses": "return await self.recurses(agents)",
+    **dict.fromkeys(("rewards_the_silent", "rewards_a_stranger", "forgets", "returns_nothing"), "async def __call__("),
+}
+"""The line that a message must name: where the workflow did it; of what it returned, where it begins."""
 
 BAD = {
     "unknown_role": ("given_up", "workflow", "no role 'judge'; the recipe's roles: solver, verifier"),
@@ -130,6 +143,7 @@ BAD = {
     "spawns_without_end": ("done", "truncated", ""),
     "asks_without_end": ("done", "truncated", ""),
     "recurses": ("given_up", "workflow", "RecursionError"),
+    "says_nonsense": ("given_up", "workflow", "refused the messages"),
     "raises_half_way": ("given_up", "workflow", "ValueError: half-way"),
 }
 """State, how it ended, and the message."""
@@ -214,6 +228,14 @@ def test_a_bad_workflow_s_episodes_end_as_they_should(played: Played, key: str) 
     assert all(message in each[2] for each in found), found
     if state == "given_up" and how == "workflow":
         assert {each[3] for each in found} == {2}, "it is tried once more, and no third time"
+
+
+@pytest.mark.parametrize("key", LINES)
+def test_its_message_names_the_line_of_its_author(played: Played, key: str) -> None:
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    number = next(n for n, line in enumerate(lines, 1) if line.strip().startswith(LINES[key]))
+    for message in (each[3] for each in played[1] if each[0] == key):
+        assert f" (test_bad_workflows.py:{number} in " in message, message
 
 
 def test_others_go_on(played: Played) -> None:
