@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -48,7 +48,8 @@ class Pipeline:
         """Raises ConfigError when the state is of another composition, or of a version that this one cannot read.
 
         An algorithm that has got a field more takes older states by a default of it; a field that it does not give
-        back is one that it does not know, and to go on without it would be another history.
+        back is one that it does not know, and to go on without it would be another history. What a field holds is its
+        own affair: it may forget tasks that are gone.
         """
         parts = self._stateful()
         if parts.keys() != state.keys():
@@ -62,7 +63,7 @@ class Pipeline:
             except (KeyError, IndexError, AttributeError, TypeError, ValueError) as error:
                 said = f"it lacks {error}" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
                 raise ConfigError(f"{who} cannot read what is stored of it: {said}; {ANOTHER}") from error
-            if unknown := sorted(_not_given_back("", state[place], part.state_dict())):
+            if unknown := sorted(map(str, state[place].keys() - part.state_dict().keys())):
                 raise ConfigError(f"{who} does not know what is stored of it as {', '.join(unknown)}; {ANOTHER}")
 
     def _stateful(self) -> dict[str, Any]:
@@ -75,20 +76,6 @@ class Pipeline:
         }
         seen: set[int] = set()
         return {inner: each for place, part in places.items() for inner, each in _within(place, part, seen)}
-
-
-def _not_given_back(path: str, stored: object, own: object) -> Iterator[str]:
-    """Fields of ``stored`` that are in no field of ``own``, also inside others."""
-    if isinstance(stored, Mapping) and isinstance(own, Mapping):
-        for name, value in stored.items():
-            inner = f"{path}.{name}" if path else str(name)
-            if name in own:
-                yield from _not_given_back(inner, value, own[name])
-            else:
-                yield inner
-    elif isinstance(stored, list | tuple) and isinstance(own, list | tuple):
-        for index, (value, mine) in enumerate(zip(stored, own, strict=False)):
-            yield from _not_given_back(f"{path}.{index}" if path else str(index), value, mine)
 
 
 def _within(place: str, part: object, seen: set[int]) -> Iterator[tuple[str, Any]]:
