@@ -156,5 +156,5 @@ class Elsewhere:
     async def close(self) -> None:
         if self._endpoint is not None:
             await self._endpoint.close()
-        for engine in self.engines.values():
+        for engine in tuple(self.engines.values()):
             await engine.close()

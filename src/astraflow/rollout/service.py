@@ -114,7 +114,7 @@ class RolloutService:
             await say_goodbye(self._dataflow, "rollout", self.name, self.incarnation, self._report(), why=self._because)
         finally:
             await self._elsewhere.close()
-            for policy in self._policies.values():
+            for policy in tuple(self._policies.values()):
                 await policy.engine.close()
 
     def stop(self) -> None:
@@ -158,14 +158,15 @@ class RolloutService:
                 return
 
     async def _serve(self) -> None:
+        own = tuple(self._policies.values())  # the heartbeat brings others, which are started where they join
         async with asyncio.TaskGroup() as loops:
             heart = loops.create_task(self._heartbeat_loop(loops))
             followers: list[asyncio.Task[None]] = []
             try:
                 await self._elsewhere.start()
-                for policy in self._policies.values():  # may take long: dataflow hears meanwhile that we live
+                for policy in own:  # may take long: dataflow hears meanwhile that we live
                     await policy.engine.start()
-                followers += [loops.create_task(policy.subscriber.run()) for policy in self._policies.values()]
+                followers += [loops.create_task(policy.subscriber.run()) for policy in own]
                 async with asyncio.TaskGroup() as episodes:
                     await self._lease_loop(episodes)
                     await self._finish_episodes()
@@ -231,7 +232,7 @@ class RolloutService:
 
     async def _until_weights(self) -> None:
         """No lease before every engine holds a version that may serve: the first beats bring the manifests."""
-        for policy in self._policies.values():
+        for policy in tuple(self._policies.values()):  # others may join meanwhile, with their weights
             await self._unless_draining(policy.until_fit(deadline_s=self._settings.patience_s), Wait.WEIGHTS)
 
     # ── one episode ──

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from astraflow.errors import ConfigError, EngineFailed
@@ -20,8 +21,10 @@ from astraflow.testing.check_workflow import character_template
 from astraflow.testing.fake_engine import FakeEngine
 from astraflow.testing.virtual_loop import run_virtual
 from astraflow.types import FailureKind, Manifest, Purpose, Sampling, Task
+from astraflow.wire import messages as m
 from astraflow.wire.messages import AddedPolicy, ManifestRequest
 from tests.unit.rollout.doubles import lease
+from tests.unit.rollout.test_service import ScriptedDataflow, Weights, leases, quick, service
 
 ADDED = AddedPolicy(name="new", like="main")
 
@@ -128,6 +131,55 @@ def test_what_is_like_a_policy_of_other_workers_is_asked_for_at_them(inline: Non
     run_virtual(lambda: hear(found, 1.0))
     assert elsewhere.engines == {"new": engine} and not found.policies
     assert found.cast.seats({"solver": "new"})["solver"].engine is engine
+
+
+# ── a worker that has only just come ──
+
+
+class Telling(ScriptedDataflow):
+    """Every heartbeat tells of who joined, the first one too: the worker is another one's successor."""
+
+    async def renew(self, request: m.RenewRequest) -> m.RenewReply:
+        return msgspec.structs.replace(await super().renew(request), added=(ADDED,))
+
+    async def manifest(self, request: ManifestRequest) -> Manifest:
+        return await Flow().manifest(request)
+
+
+class SlowEngine(FakeEngine):
+    starts_in_s = 0.0
+
+    async def start(self) -> None:
+        await asyncio.sleep(self.starts_in_s)
+
+
+@pytest.mark.parametrize("slow", ["start", "load"])
+def test_it_joins_while_a_worker_s_own_policies_are_not_ready_yet(inline: None, slow: str) -> None:
+    """Found by a run that was killed and resumed: the worker walked over its policies while another one came."""
+    follows: list[str] = []
+
+    class Once(Weights):
+        async def run(self) -> None:
+            follows.append(self.policy)
+            await super().run()
+
+    def policy(name: str, engine: FakeEngine) -> ServedPolicy:
+        made = ServedPolicy(name, engine, Once)
+        made.subscriber.policy = name  # type: ignore[attr-defined]
+        return made
+
+    async def main() -> None:
+        engine = SlowEngine(policy="main", load_s=5.0 if slow == "load" else 0.0)
+        engine.starts_in_s = 5.0 if slow == "start" else 0.0
+        found = newcomers(lambda added: (policy(added.name, FakeEngine(policy=added.name)), character_template()))
+        found.policies["main"] = policy("main", engine)
+        flow = Telling(*leases(3))
+        await service(flow, quick, policies=found.policies, newcomers=found).run()
+        assert len(flow.submitted) == 3
+        assert list(found.policies) == ["main", "new"]
+
+    run_virtual(main)
+    assert sorted(follows) == ["main", "new"], "each follows its weights once"
 
 
 # ── the cast of a lease ──

@@ -164,7 +164,12 @@ def served(**engine: Any) -> ServedPolicy:
 
 
 def service(
-    dataflow: Any, player: Any, *, policies: dict[str, ServedPolicy] | None = None, **settings: Any
+    dataflow: Any,
+    player: Any,
+    *,
+    policies: dict[str, ServedPolicy] | None = None,
+    newcomers: Any = None,
+    **settings: Any,
 ) -> RolloutService:
     policies = {"main": served()} if policies is None else policies
     return RolloutService(
@@ -175,6 +180,7 @@ def service(
         policies=policies,
         capabilities=m.Capabilities(policies=tuple(policies), code_digest="c", config_digest="k"),
         settings=RolloutSettings(**{"slots": 2, **settings}),
+        newcomers=newcomers,
         clock=VirtualClock(asyncio.get_running_loop()),
     )
 
