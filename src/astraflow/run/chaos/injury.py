@@ -6,7 +6,8 @@
 | trainer   | its next commit                                                     |
 | dataflow  | the first accepted episode of anybody                               |
 
-Noticed is a death: a component that is slowed or cut off for a while has none. While dataflow is dead, stopped or
+Noticed is a death: a component that is slowed or cut off for a while has none, nor has a trainer beside which a second
+one was started, for it is refused while it lives, and ends by itself. While dataflow is dead, stopped or
 hears nobody, nothing can be noticed: it then counts from when it is back, as its terms for all others do.
 
 Times are seconds of one monotonic clock.
@@ -91,7 +92,8 @@ class Injury:
     @property
     def _may_be_missed(self) -> bool:
         """A paused component until it works again: a later death is another fault's."""
-        return self.deadly or (self.fault.kind is Kind.STOP and self.recovered_at is None)
+        dies = self.deadly and self.fault.kind is not Kind.SECOND
+        return dies or (self.fault.kind is Kind.STOP and self.recovered_at is None)
 
     def _notice(self, at: float) -> None:
         self.noticed_at = at if self.noticed_at is None else self.noticed_at

@@ -81,6 +81,14 @@ def test_who_is_only_cut_off_or_slowed_has_no_death_to_be_noticed(kind: Kind) ->
     assert injury.detect_s is None and injury.recovery_s == 0.5
 
 
+def test_two_trainers_at_once_are_no_death_to_be_noticed() -> None:
+    """Either is refused while it lives, and ends by itself; the one that comes after them has to commit."""
+    injury = hurt(Component.TRAINER, Kind.SECOND, "solver")
+    injury.restarted("trainer-solver", 11)
+    assert see(injury, (23, "joined", "solver"), (23.4, "resumed", "solver"), (24, "committed", "solver")) == 24
+    assert injury.detect_s is None and injury.recovery_s == 14
+
+
 def test_a_death_is_noticed_by_the_dataflow_that_is_there() -> None:
     """Killed at 10, dataflow killed too and back at 13: declared dead at 24, of which nobody could know 3 s."""
     injury = hurt(Component.ROLLOUT, Kind.KILL, "rollout-0")
