@@ -12,7 +12,7 @@ from astraflow.errors import ConfigError
 from astraflow.run.config import read_config
 from astraflow.run.layout import RunFolder
 from astraflow.run.model_cache import require_model_folder
-from astraflow.run.operate import dataflow_of, operate
+from astraflow.run.operate import operate, require_dataflow
 from astraflow.types import Manifest
 from astraflow.weights.manifest import manifest_of_folder, weight_files_in
 from astraflow.weights.object_store import ObjectStore
@@ -74,10 +74,7 @@ def split_source(text: str) -> tuple[str, int | None]:
 
 async def _store_weights(run: str, folder: Path, policy: str) -> Manifest:
     """Into the store that the run's workers read: its bucket, its folder, or by dataflow where only that is known."""
-    found = dataflow_of(run)
-    if found is None:
-        raise ConfigError(f"no dataflow serves {run}: this is for a run that goes on")
-    async with HttpDataflow(*found, retry_s=5.0) as client:
+    async with HttpDataflow(*require_dataflow(run), retry_s=5.0) as client:
         store = HttpStore(client.weights) if "://" in run else _own_store(RunFolder(Path(run)))
         stored = [await store.put(path, may_link=False) for path in weight_files_in(folder)]
     manifest = await asyncio.to_thread(manifest_of_folder, folder, policy)

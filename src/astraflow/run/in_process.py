@@ -43,6 +43,7 @@ async def run_in_process(
     with tempfile.TemporaryDirectory(prefix="cache-", dir=run.path) as cache:
         async with open_service(run, resolved, store, tensorboard=tensorboard) as service:
             dataflow = LocalDataflow(service)
+            run.endpoint.unlink(missing_ok=True)  # of an earlier dataflow, which is dead: here nobody can ask
             if although_failed:
                 await dataflow.operate(OperatorRequest(action="resume"))
             weights: WeightStore = ObjectStore.open(resolved.recipe.store) if resolved.recipe.store else store

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from astraflow.errors import ConfigError, Unavailable
 from astraflow.run.layout import RunFolder
+from astraflow.run.over import over_words
 from astraflow.wire.client import HttpDataflow
 from astraflow.wire.messages import OperatorRequest
 from astraflow.wire.tokens import Tokens, from_environment
@@ -19,11 +20,17 @@ def dataflow_of(run: str) -> tuple[str, str | None] | None:
     return (folder.url(), Tokens.read(folder.path).operator) if folder.endpoint.exists() else None
 
 
-async def operate(run: str, request: OperatorRequest) -> None:
-    """Raises what dataflow refuses, and ConfigError when none answers."""
+def require_dataflow(run: str) -> tuple[str, str | None]:
+    """URL and token. Raises ConfigError where none listens: the run is stopped, or all of it is in one process."""
     found = dataflow_of(run)
     if found is None:
-        raise ConfigError(f"no dataflow serves {run}: this is for a run that goes on")
+        raise ConfigError(f"this is for a run that goes on and can be asked: {over_words(RunFolder(Path(run)))}")
+    return found
+
+
+async def operate(run: str, request: OperatorRequest) -> None:
+    """Raises what dataflow refuses, and ConfigError when none answers."""
+    found = require_dataflow(run)
     async with HttpDataflow(*found, retry_s=2.0, timeout_s=10.0) as client:
         try:
             await client.operate(request)

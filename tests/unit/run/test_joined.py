@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from astraflow.errors import ConfigError
 from astraflow.run.adding import add_policy, split_source
 from astraflow.run.checks import check_recipe
+from astraflow.run.cli import main
 from astraflow.run.joined import initial_folder, need_trainers, place_in, place_of
 from astraflow.run.recipe import Policy, Recipe
 from astraflow.run.replay.record import read_record
@@ -214,3 +216,35 @@ def test_weights_come_from_one_place(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match="give --source without a version"):
         asyncio.run(add_policy(wanted))
+
+
+NOBODY = "this is for a run that goes on and can be asked: .* runs with --in-process, where nobody can ask it, or is"
+
+
+@pytest.fixture
+def in_process(tmp_path: Path) -> Path:
+    """A run of which nobody listens anywhere."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text("{}")
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize(
+    "call", [("freeze", "p"), ("unfreeze", "p"), ("cast", "r", "p"), ("swap", "p", "--source", "q", "--version", "0")]
+)
+def test_a_run_that_nobody_can_ask_is_not_changed(
+    in_process: Path, call: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    verb, *rest = call
+    assert main([verb, str(in_process), *rest]) == 2
+    assert re.search(NOBODY, capsys.readouterr().err)
+
+
+def test_weights_are_not_stored_for_a_run_that_nobody_can_ask(in_process: Path, tmp_path: Path) -> None:
+    folder = MODEL.build(tmp_path / "model")
+    wanted = SimpleNamespace(
+        run=str(in_process), policy="p", source="a", role="r", model=folder, frozen=False, decay=None
+    )
+    with pytest.raises(ConfigError, match=NOBODY):
+        asyncio.run(add_policy(wanted))
+    assert not (in_process / "weights").exists()
