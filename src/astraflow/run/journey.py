@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -36,6 +36,8 @@ class Journey:
     """What the tables say of it: state, outcome, score, samples."""
     pruned: dict[str, Any] | None = None
     """When its bytes went: at_s, and of the whole group how many episodes and bytes."""
+    joined: dict[str, str] = field(default_factory=dict)
+    """Policies that joined the run → which of the recipe each is like."""
 
     def lines(self) -> Iterator[str]:
         yield f"episode {self.group}/{self.index}: {self.about['purpose']}, task {self.about['task']!r}"
@@ -76,6 +78,7 @@ def journey_of(run: RunFolder, group: int, index: int) -> Journey:
             episode=db.episode(group, index, run.payloads),
             known=db.known(group, index),
             pruned=db.pruned(group),
+            joined=db.joined(),
         )
 
 
@@ -89,7 +92,7 @@ def text_lines(journey: Journey, recipe: Recipe, *, colour: bool) -> Iterator[st
     yield f"outcome {episode.outcome}{score}" + (f": {episode.error}" if episode.error else "")
     for trajectory in episode.trajectories:
         rewards = ", ".join("not scored" if turn.reward is None else f"{turn.reward:g}" for turn in trajectory.turns)
-        tokenizer = tokenizer_of(recipe, trajectory.policy)
+        tokenizer = tokenizer_of(recipe, journey.joined.get(trajectory.policy, trajectory.policy))
         for number, sample in enumerate(trajectory.samples):
             yield ""
             yield (

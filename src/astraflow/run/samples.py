@@ -33,12 +33,13 @@ def answer_pairs(db: RunDb, run: RunFolder, recipe: Recipe) -> list[Pair]:
         "WHERE a.eval_id = ? AND b.eval_id = ? ORDER BY a.id LIMIT ?",
         (evals[0][0], evals[-1][0], SHOWN),
     ).fetchall()
-    pairs = []
+    pairs, joined = [], db.joined()
     for first, last in rows:
         before, after = (db.episode(group, 0, run.payloads) for group in (first, last))
         if before is None or after is None or not before.trajectories or not after.trajectories:
             continue
-        tokenizer = tokenizer_of(recipe, before.trajectories[0].policy)
+        policy = before.trajectories[0].policy
+        tokenizer = tokenizer_of(recipe, joined.get(policy, policy))
         if tokenizer is not None:
             pairs.append(
                 Pair(
@@ -51,6 +52,7 @@ def answer_pairs(db: RunDb, run: RunFolder, recipe: Recipe) -> list[Pair]:
 
 
 def tokenizer_of(recipe: Recipe, policy: str) -> Tokenizer | None:
+    """``policy``: one of the recipe."""
     folder = existing_folder(recipe.policies[policy]) or recipe.policies[policy].folder()
     path = folder / "tokenizer.json"
     return Tokenizer.from_file(str(path)) if path.exists() else None

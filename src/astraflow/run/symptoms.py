@@ -30,7 +30,8 @@ def symptoms_of(run: RunFolder) -> list[Symptoms]:
         raise ConfigError(f"{run.config} does not hold a run's config: {error!r} is missing or no number") from error
     with open_run_db(run.database) as db:
         names = db.connection.execute("SELECT name FROM policies WHERE trainable = 1 ORDER BY name").fetchall()
-        return [_symptoms(db.connection, name, bounds[name]) for (name,) in names]
+        joined = db.joined()  # each has the settings of the one that it is like
+        return [_symptoms(db.connection, name, bounds[joined.get(name, name)]) for (name,) in names]
 
 
 def _symptoms(db: sqlite3.Connection, policy: str, max_staleness: int) -> Symptoms:

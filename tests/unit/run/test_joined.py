@@ -13,15 +13,20 @@ from typing import Any
 import msgspec
 import pytest
 
+from astraflow.dataflow.store import Store
 from astraflow.errors import ConfigError
 from astraflow.run.adding import add_policy, split_source
 from astraflow.run.checks import check_recipe
 from astraflow.run.cli import main
 from astraflow.run.joined import initial_folder, need_trainers, place_in, place_of
+from astraflow.run.journey import journey_of, text_lines
+from astraflow.run.layout import RunFolder
 from astraflow.run.recipe import Policy, Recipe
 from astraflow.run.replay.record import read_record
 from astraflow.run.run_db import RunDb
+from astraflow.run.samples import answer_pairs, tokenizer_of
 from astraflow.run.supervisor import Listen, Supervisor
+from astraflow.run.symptoms import symptoms_of
 from astraflow.run.tiny_model import TinyModel
 from astraflow.types import Manifest
 from astraflow.weights.manifest import manifest_of_folder, weight_files_in
@@ -29,6 +34,8 @@ from astraflow.weights.store import DirStore
 from astraflow.wire.goodbye import TOLD, TRAINED
 from astraflow.wire.messages import AddedPolicy, ComponentReport, ComponentStatus, PolicyStatus, StatusReply
 from astraflow.wire.tokens import Tokens
+from tests.unit.dataflow.rig import Rig, make_spec
+from tests.unit.run.made_run import MadeRun
 
 MODEL = TinyModel(hidden=32, layers=1, heads=2, kv_heads=1, intermediate=64, context=32, characters="01")
 ADDED = (
@@ -248,3 +255,41 @@ def test_weights_are_not_stored_for_a_run_that_nobody_can_ask(in_process: Path, 
     with pytest.raises(ConfigError, match=NOBODY):
         asyncio.run(add_policy(wanted))
     assert not (in_process / "weights").exists()
+
+
+# ── what is said of a run that somebody joined ──
+
+
+def joins(store: Store, policy: str, like: str) -> None:
+    store.run("INSERT OR IGNORE INTO policies (name, trainable) VALUES (?, 1)", (policy,))
+    store.set(f"added/{policy}", msgspec.json.encode(AddedPolicy(name=policy, like=like)).decode())
+
+
+def test_the_doctor_looks_at_who_joined_by_the_bound_of_whom_it_is_like(tmp_path: Path) -> None:
+    made = MadeRun(tmp_path / "run", policies=("main",), max_staleness=3).groups(9).steps(20)
+    joins(made.store, "late", "main")
+    run = made.groups(9, policy="late").steps(5, policy="late").close()
+    assert [(each.policy, each.max_staleness, each.steps) for each in symptoms_of(run)] == [
+        ("late", 3, 5),
+        ("main", 3, 20),
+    ]
+
+
+def test_what_it_said_is_read_by_the_tokenizer_of_whom_it_is_like(
+    tmp_path: Path, recipe_with: Callable[..., Recipe]
+) -> None:
+    with Rig(make_spec(), folder=tmp_path) as rig:
+        (lease,) = rig.leases(1)
+        rig.submit(lease)
+        joins(rig.service.ledger.store, "p", "main")
+    recipe = recipe_with(policies={"main": Policy(model=MODEL)}, roles={"a": "main"})
+    tokenizer = tokenizer_of(recipe, "main")
+    assert tokenizer is not None
+    given, sampled = (tokenizer.decode(ids, skip_special_tokens=False) for ids in ([0, 1], [2, 3]))
+    journey = journey_of(RunFolder(tmp_path), lease.group, lease.index)
+    assert list(text_lines(journey, recipe, colour=False))[-1] == f"{given}⟦{sampled}⟧[v0]"
+    answers = iter([[(1,), (2,)], [(lease.group, lease.group)]])  # two evaluations; a group of each, of the same task
+    connection = SimpleNamespace(execute=lambda *_: SimpleNamespace(fetchall=lambda: next(answers)))
+    db = SimpleNamespace(connection=connection, joined=lambda: {"p": "main"}, episode=lambda *_: journey.episode)
+    (pair,) = answer_pairs(db, RunFolder(tmp_path), recipe)  # type: ignore[arg-type]
+    assert pair.before == pair.after
