@@ -8,32 +8,35 @@ from typing import TypeVar
 
 from astraflow.errors import AstraFlowError, ConfigError, Unavailable
 from astraflow.run.layout import RunFolder
+from astraflow.run.operate import dataflow_of
+from astraflow.run.over import is_over, over_words
 from astraflow.wire.client import HttpDataflow
-from astraflow.wire.tokens import Tokens, from_environment
 
 T = TypeVar("T")
 
 
 def address(run: str) -> tuple[str, str | None]:
     """URL and token. Raises ConfigError where no dataflow has ever listened."""
-    if "://" in run:
-        return run, from_environment()
-    folder = RunFolder(Path(run)).require()
-    return folder.url(), Tokens.read(folder.path).operator
+    found = dataflow_of(run)
+    if found is None:
+        raise ConfigError(over_words(RunFolder(Path(run))))
+    return found
 
 
-async def ask(run: str, question: Callable[[HttpDataflow], Awaitable[T]], *, ca: Path | None = None) -> T:
-    """Raises ConfigError if nobody answers there."""
-    from astraflow.run.over import is_over, over_words
-
-    url, token = address(run)
-    folder = None if "://" in run else RunFolder(Path(run))
+async def ask(run: str, question: Callable[[HttpDataflow], Awaitable[T]], *, ca: Path | None = None) -> T | None:
+    """None: of a run folder that nobody serves now; ``say_over`` tells why. Raises ConfigError if nobody answers at a
+    URL."""
+    found = dataflow_of(run)
+    if found is None:
+        return None
+    url, token = found
     async with HttpDataflow(url, token, retry_s=2.0, timeout_s=10.0, ca=ca) as client:
         try:
             return await question(client)
         except AstraFlowError as error:
-            if folder is not None and is_over(folder):
-                raise ConfigError(over_words(folder)) from error
-            if not isinstance(error, Unavailable):
+            is_gone = isinstance(error, Unavailable)
+            if "://" not in run and (is_gone or is_over(RunFolder(Path(run)))):
+                return None
+            if not is_gone:
                 raise
             raise ConfigError(f"no dataflow answers at {url}: it has ended, or is not reached from here") from error

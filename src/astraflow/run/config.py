@@ -20,7 +20,7 @@ import numpy as np
 from astraflow.errors import AstraFlowError, ConfigError
 from astraflow.run.checks import check_recipe
 from astraflow.run.code_digest import code_digest
-from astraflow.run.layout import RunFolder, read_json
+from astraflow.run.layout import COPY, RunFolder, read_json
 from astraflow.run.overrides import apply_overrides, nearest_keyword
 from astraflow.run.recipe import Recipe
 from astraflow.run.task_record import describe_changed_tasks, record_tasks, without_tasks
@@ -97,7 +97,7 @@ def load_config(run_dir: Path, *, allow_changed_tasks: bool = False) -> Resolved
     stored = read_config(run_dir)
     for name in ("recipe", "set", "seed", "digest", "code_digest", "config"):
         if name not in stored:
-            raise ConfigError(f"{run_dir / 'config.json'} does not hold a run's config: {name} is missing")
+            raise ConfigError(f"{run_dir / 'config.json'} does not hold a run's config: {name} is missing; {COPY}")
     now = resolve(stored["recipe"], stored["set"], stored["seed"])
     differences = describe_differences(stored["config"], now.config)
     if now.digest != stored["digest"] and without_tasks(stored["config"]) == without_tasks(to_json(now.config)):
@@ -121,14 +121,8 @@ def _changed_tasks(run_dir: Path, now: Resolved) -> str:
 
 
 def read_config(run_dir: Path) -> dict[str, Any]:
-    path = run_dir / "config.json"
-    if not path.exists():
-        raise ConfigError(f"{run_dir} is no run folder: it has no config.json")
-    try:
-        stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from error
-    return stored
+    """What config.json of a run holds. Raises ConfigError."""
+    return RunFolder(run_dir).stored_config()
 
 
 def describe_differences(old: Mapping[str, Any], new: Mapping[str, Any], *, limit: int = 5) -> str:

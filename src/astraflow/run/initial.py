@@ -5,14 +5,15 @@ No torch, unless a canary is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from astraflow.clock import SystemClock
+from astraflow.errors import ConfigError
 from astraflow.run.canary import canary_of
-from astraflow.run.layout import RunFolder, write_json
+from astraflow.run.layout import COPY, RunFolder, read_json, write_json
 from astraflow.run.recipe import Recipe
 from astraflow.run.stores import claim_store
 from astraflow.types import Manifest
@@ -51,5 +52,8 @@ async def publish_initial(
 
 
 def read_initial(run: RunFolder) -> dict[str, Manifest]:
-    found: Mapping[str, Manifest] = msgspec.json.decode(run.initial.read_bytes(), type=dict[str, Manifest])
-    return dict(found)
+    """Raises ConfigError."""
+    try:
+        return msgspec.convert(read_json(run.initial), dict[str, Manifest])
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{run.initial} does not hold the manifests of version 0: {error}; {COPY}") from error

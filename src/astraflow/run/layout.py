@@ -9,7 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from astraflow.errors import ConfigError
+
+COPY = "restore it from a copy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +98,27 @@ class RunFolder:
         return self
 
     def require(self) -> RunFolder:
+        """Raises ConfigError where nobody began a run, or its config cannot be read."""
+        self.stored_config()
+        return self
+
+    def stored_config(self) -> dict[str, Any]:
+        """What its config.json holds. Raises ConfigError."""
         if not self.config.exists():
             raise ConfigError(f"{self.path} is no run folder: it has no config.json")
-        return self
+        stored = read_json(self.config)
+        try:
+            msgspec.convert(stored, _Stored)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"{self.config} does not hold a run's config: {error}; {COPY}") from error
+        return stored
 
     def url(self) -> str:
         """Raises ConfigError unless a dataflow has ever listened for this run."""
-        found: str | None = read_json(self.endpoint).get("url") if self.endpoint.exists() else None
+        again = f"'astraflow resume {self.path}' writes it anew"
+        found = read_json(self.endpoint, mend=again).get("url") if self.endpoint.exists() else None
+        if found is not None and not isinstance(found, str):
+            raise ConfigError(f"{self.endpoint} holds no URL of a dataflow, found {found!r}; {again}")
         if found is None:
             raise ConfigError(f"{self.path} has no running dataflow; 'astraflow resume {self.path}' starts one")
         return found
@@ -126,11 +144,27 @@ def write_json(path: Path, value: Any) -> None:
     partial.replace(path)
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, *, mend: str = COPY) -> dict[str, Any]:
+    """An object. Raises ConfigError: which file, what is wrong with it, and how to ``mend`` it."""
     try:
-        value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ConfigError(f"{path} is missing") from error
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from error
+        raise ConfigError(f"{path} is missing; {mend}") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:  # neither JSON nor, perhaps, text
+        raise ConfigError(f"{path} is not JSON: {error}; {mend}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} must hold a JSON object, found {type(value).__name__}; {mend}")
     return value
+
+
+class _Stored(msgspec.Struct):
+    """Of config.json, as far as it is there: ``Resolved.as_file``."""
+
+    recipe: str = ""
+    set: list[str] = []
+    seed: int | None = None
+    digest: str = ""
+    code_digest: str = ""
+    config: dict[str, Any] = {}

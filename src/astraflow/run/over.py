@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 from astraflow.errors import ConfigError
 from astraflow.run.config import Resolved
 from astraflow.run.finish import finish_run
 from astraflow.run.layout import RunFolder, read_json
-from astraflow.run.run_db import open_run_db
+from astraflow.run.run_db import holds_nothing, open_run_db
 
 
 def stored_state(run: RunFolder) -> tuple[str | None, str | None]:
@@ -22,8 +23,10 @@ def stored_name(run: RunFolder) -> str:
     """The run's name: the folder's when the run began, wherever the folder lies now."""
     try:
         return _meta(run).get("run", run.name)
-    except ConfigError:  # its process ended before there were tables: it begins now
-        return run.name
+    except ConfigError as error:
+        if not holds_nothing(error):
+            raise
+        return run.name  # its process ended before there were tables: it begins now
 
 
 def _meta(run: RunFolder) -> dict[str, str]:
@@ -57,11 +60,29 @@ def over_words(run: RunFolder) -> str:
     return f"{run.path} is stopped: no dataflow answers; {goes_on}"
 
 
+def say_over(run: RunFolder, *, as_json: bool) -> int:
+    """Of a run that nobody serves now, what the ledger says. Exit code 0 if it has finished, else 1."""
+    state, error = stored_state(run)
+    told = json.dumps({"run": str(run.path), "state": state, "error": error}) if as_json else over_words(run)
+    sys.stdout.write(f"{told}\n")
+    return 0 if state == "finished" else 1
+
+
+def _stored_summary(run: RunFolder) -> dict[str, Any]:
+    """Empty where there is none that can be read: everything in it is in the ledger too."""
+    try:
+        found = read_json(run.summary)
+    except ConfigError:
+        return {}
+    return found if isinstance(found.get("steps"), int) else {}
+
+
 def say_finished(run: RunFolder, resolved: Resolved, *, as_json: bool) -> int:
     """Exit code 0. Changes nothing; only a summary that a killed launcher never wrote is made up for."""
-    if not run.summary.exists():
+    summary = _stored_summary(run)
+    if not summary:
         finish_run(run, resolved, wall_s=None)
-    summary = read_json(run.summary)
+        summary = read_json(run.summary)
     out = sys.stderr if as_json else sys.stdout
     out.write(f"{run.path} has finished its {summary['steps']} steps: there is nothing to go on with\n")
     if as_json:

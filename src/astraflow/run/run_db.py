@@ -6,10 +6,11 @@ import json
 import sqlite3
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from astraflow.errors import ConfigError, NotFound
 from astraflow.types import Episode, Manifest
@@ -247,20 +248,40 @@ class RunDb:
 
 @contextmanager
 def open_run_db(database: Path) -> Iterator[RunDb]:
-    """Raises ConfigError when there is none, or it is not a run's."""
+    """Raises ConfigError when there is none, it is not a run's, or what is asked below cannot be read of it."""
     if not database.exists():
         raise ConfigError(f"{database} is missing: is this a run folder that was started?")
-    connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True)
-    try:
+    with readable(database), closing(sqlite3.connect(f"file:{quote(str(database))}?mode=ro", uri=True)) as connection:
         connection.execute("PRAGMA busy_timeout = 5000")
         connection.execute("SELECT 1 FROM events LIMIT 1")
         if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'pruned_groups'").fetchall():
             connection.execute("CREATE TEMP TABLE pruned_groups (group_id, episodes, bytes, at)")  # of an older program
         yield RunDb(connection)
+
+
+@contextmanager
+def readable(database: Path) -> Iterator[None]:
+    """Whatever SQLite says of the file below is a ConfigError: which file, what is wrong, what to do."""
+    try:
+        yield
     except sqlite3.DatabaseError as error:
-        raise ConfigError(f"{database} cannot be read: {error}") from error
-    finally:
-        connection.close()
+        raise ConfigError(f"{database} cannot be read: {error}; {_mend(error)}") from error
+
+
+def holds_nothing(error: ConfigError) -> bool:
+    """Whether ``readable`` found a file in which no run has begun: its process ended before there were tables."""
+    return "no such table" in str(error.__cause__)
+
+
+def _mend(error: sqlite3.DatabaseError) -> str:
+    name = getattr(error, "sqlite_errorname", "")
+    if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT", "SQLITE_IOERR")):
+        return "it is damaged: restore the run folder from a copy, or start a new run"
+    if name.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM", "SQLITE_AUTH")):
+        return "this user must be able to read it, and to write in its folder"
+    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        return "another program holds it: end that one, or ask again"
+    return "it is not of a run, of none that has begun, or of another version of AstraFlow"
 
 
 def _event(row: tuple[Any, ...]) -> dict[str, Any]:

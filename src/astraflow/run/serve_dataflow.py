@@ -23,6 +23,7 @@ from astraflow.run.logs import configure_logging
 from astraflow.run.over import stored_name
 from astraflow.run.recorder import Recorder
 from astraflow.run.registry import fill_registry
+from astraflow.run.run_db import readable
 from astraflow.run.spec import run_spec
 from astraflow.run.stores import claim_store
 from astraflow.types import Manifest
@@ -84,7 +85,8 @@ async def open_service(
     """The service with version 0 published, its time passing, its recorder writing. A bug in any of them ends it."""
     initial = read_initial(run)
     stores: list[WeightStore] = [each for each in (store, await claim_store(run, resolved.recipe)) if each is not None]
-    service = DataflowService.open(run_spec(resolved, stored_name(run)), run.path, in_thread=True)
+    with readable(run.database):
+        service = DataflowService.open(run_spec(resolved, stored_name(run)), run.path, in_thread=True)
     recorder = Recorder(run, tensorboard=tensorboard)
     try:
         for manifest in initial.values():

@@ -12,7 +12,7 @@ from astraflow.errors import ConfigError
 from astraflow.observe.doctor import RECENT_GROUPS
 from astraflow.observe.findings import RECENT_STEPS, Symptoms
 from astraflow.run.config import read_config
-from astraflow.run.layout import RunFolder
+from astraflow.run.layout import COPY, RunFolder
 from astraflow.run.run_db import open_run_db
 
 NO_SIGNAL = ("zero_variance", "no_baseline", "zero_advantage", "no_signal")
@@ -27,7 +27,9 @@ def symptoms_of(run: RunFolder) -> list[Symptoms]:
     try:
         bounds = {name: int(policy["max_staleness"]) for name, policy in stored["config"]["policies"].items()}
     except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{run.config} does not hold a run's config: {error!r} is missing or no number") from error
+        raise ConfigError(
+            f"{run.config} does not hold a run's config: {error!r} is missing or no number; {COPY}"
+        ) from error
     with open_run_db(run.database) as db:
         names = db.connection.execute("SELECT name FROM policies WHERE trainable = 1 ORDER BY name").fetchall()
         joined = db.joined()  # each has the settings of the one that it is like

@@ -79,7 +79,7 @@ def test_ledger_verify_prints_each_difference_and_answers_by_its_exit_code(
     first, verdict = capsys.readouterr().out.splitlines()
     assert verdict.startswith("verified: ") and verdict.endswith(" rows tell the same")
     assert first.startswith("not compared: state of the algorithms, made again from the decisions: ")
-    assert first.endswith("config.json does not hold a run's config: recipe is missing")
+    assert first.endswith("config.json does not hold a run's config: recipe is missing; restore it from a copy")
     db = sqlite3.connect(run.database)
     db.execute("UPDATE episodes SET score = 0.5 WHERE group_id = 3 AND idx = 1")
     db.execute("UPDATE policies SET version = 7")

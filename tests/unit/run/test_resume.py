@@ -310,11 +310,9 @@ def test_a_port_that_another_program_has_now_does_not_speak_for_a_run_that_is_ov
         threading.Thread(target=other.serve_forever, daemon=True).start()
         write_json(started.endpoint, {"url": f"http://127.0.0.1:{other.server_port}", "pid": 1})
         assert main(["status", str(started.path)]) == 0
-        assert main(["pool", str(started.path)]) == 2
+        assert main(["pool", str(started.path)]) == 0
         other.shutdown()
-    shown = capsys.readouterr()
-    assert "has finished; 'astraflow ledger" in shown.out
-    assert "has finished; 'astraflow ledger" in shown.err
+    assert capsys.readouterr().out.count("has finished; 'astraflow ledger") == 2
 
 
 def test_a_run_that_answers_nobody_may_be_in_process(started: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,9 +24,13 @@ def main(args: Args) -> int:
 
     from astraflow.observe.pool import pool_lines
     from astraflow.run.ask import ask
+    from astraflow.run.layout import RunFolder
+    from astraflow.run.over import say_over
     from astraflow.wire.finite import require_finite
 
     pool = asyncio.run(ask(args.run, lambda client: client.pool(), ca=args.ca))
+    if pool is None:
+        return say_over(RunFolder(Path(args.run)), as_json=args.json)
     if args.json:
         require_finite(pool)
         print(msgspec.json.encode(pool).decode())
