@@ -2,8 +2,9 @@
 
     Symptoms ── CHECKS, causes before effects ──► findings ──► the first of the worst is the verdict
 
-A loss near zero alone is no illness: advantages of a group sum to zero and the ratio begins at 1, so the *value* of a
-group-relative loss is about 0 while its gradient is not. What tells is the gradient's norm and what it is made of.
+A loss near zero alone is no illness: without a critic, advantages of a group sum to zero and the ratio begins at 1, so
+that the *value* of a group-relative loss is about 0 while its gradient is not. What tells is the gradient's norm and
+what it is made of.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from astraflow.observe.doctor_critic import CRITIC_CHECKS
+from astraflow.observe.doctor_critic import CRITIC_CHECKS, has_critic
 from astraflow.observe.findings import Finding, State, Symptoms, above, below, recent
 
 RECENT_GROUPS = 200
@@ -67,7 +68,9 @@ def diagnose(symptoms: Symptoms) -> Diagnosis:
         verdict = f"{symptoms.policy}: no step was committed yet, there is no loss to explain"
         return Diagnosis(policy=symptoms.policy, state=State.UNKNOWN, verdict=verdict, findings=findings)
     if worst in (State.NORMAL, State.UNKNOWN):
-        verdict = f"{symptoms.policy}: nothing is broken; a loss near 0 is what a group-relative loss is made to be"
+        verdict = f"{symptoms.policy}: nothing is broken"
+        if not has_critic(symptoms):
+            verdict += "; a loss near 0 is what a group-relative loss is made to be"
         return Diagnosis(policy=symptoms.policy, state=State.NORMAL, verdict=verdict, findings=findings)
     cause = next(finding for finding in findings if finding.state is worst)
     verdict = f"{symptoms.policy}: {cause.name}: {cause.found}; {cause.advice}"
@@ -254,7 +257,9 @@ def _update(it: Symptoms) -> Finding:
         name="update",
         state=state,
         found=", ".join(known) or "no step yet",
-        normal="a loss of about 0 with a gradient that is not: advantages of a group sum to 0 and the ratio is near 1",
+        normal="a gradient that is not 0; the loss is about as large as what the critic misjudges"
+        if has_critic(it)
+        else "a loss of about 0 with a gradient that is not: advantages of a group sum to 0 and the ratio is near 1",
         advice=advice,
     )
 

@@ -21,12 +21,16 @@ WRONG_WATCH, WRONG_BROKEN = 2.0, 10.0
 learns pass 1 for a while."""
 RIGHT = 0.1
 """The same, below which a critic is right enough, whatever it explains: nearly all returns are then alike."""
+LITTLE = 1e-3
+"""Explained variance, up to which a critic is a constant: values that hardly move share some millionths by chance."""
+LARGE = 10.0
+"""Deviation of returns for which a critic, whose head begins as 0, needs thousands of AdamW steps at usual rates."""
 WORSE = -1.0
 """Explained variance: its errors vary twice as much as what it is to explain."""
 
 
 def _values(it: Symptoms) -> Finding | None:
-    if not _has_critic(it):
+    if not has_critic(it):
         return None
     values, returns = recent(it, "critic/value_deviation"), recent(it, "critic/return_deviation")
     state, found = State.UNKNOWN, "no step with a critic that says yet"
@@ -34,21 +38,26 @@ def _values(it: Symptoms) -> Finding | None:
         found = f"values vary by {values:.2g}, returns by {returns:.2g}"
         if returns > 0 and not _is_new(it):
             state = State.NORMAL if _is_right(it) else below(values / returns, SAME_WATCH, SAME_BROKEN)
-    stands = recent(it, "critic/lr") == 0.0
-    same = (
+    advice = (
         "the critic says the same of every state: raise critic.lr or critic.updates, or begin with critic.pretraining"
     )
+    if recent(it, "critic/lr") == 0.0:
+        advice = "critic.lr is 0: it never learns"
+    elif returns is not None and returns >= LARGE:
+        advice = (
+            "the returns are too large for a critic that begins as 0: scale the rewards to about 1, or raise critic.lr"
+        )
     return Finding(
         name="values",
         state=state,
         found=found,
         normal=f"after {RECENT_STEPS} steps the values vary by more than {SAME_WATCH:.0%} of what the returns do",
-        advice="critic.lr is 0: it never learns" if stands else same,
+        advice=advice,
     )
 
 
 def _errors(it: Symptoms) -> Finding | None:
-    if not _has_critic(it):
+    if not has_critic(it):
         return None
     wrong, loss = recent(it, "critic/relative_error"), recent(it, "loss/value")
     found = "every return was 0" if wrong is None else f"squared error {wrong:.2g} of what saying 0 would make"
@@ -62,28 +71,28 @@ def _errors(it: Symptoms) -> Finding | None:
 
 
 def _explained(it: Symptoms) -> Finding | None:
-    if not _has_critic(it):
+    if not has_critic(it):
         return None
     series = it.series.get("critic/explained_variance", ())
     now = recent(it, "critic/explained_variance")
     state = State.UNKNOWN
     if now is not None and not _is_new(it):
-        for_long = len(series) >= LONG_STEPS and fmean(series[-LONG_STEPS:]) <= 0
+        for_long = len(series) >= LONG_STEPS and fmean(series[-LONG_STEPS:]) <= LITTLE
         state = State.NORMAL
-        if now <= 0 and not _is_right(it):
+        if now <= LITTLE and not _is_right(it):
             state = State.BROKEN if now <= WORSE or for_long else State.WATCH
     return Finding(
         name="critic",
         state=state,
         found="the returns of no step varied" if now is None else f"explains {now:.2g} of the returns' variance",
-        normal=f"above 0 after {RECENT_STEPS} steps and rising; 0 is no better than a constant, 1 is all; where nearly "
-        "all returns are alike there is little to explain",
+        normal=f"above {LITTLE} after {RECENT_STEPS} steps and rising; 0 is no better than a constant, 1 is all; where "
+        "nearly all returns are alike there is little to explain",
         advice="advantages are noisier with it than without: teach it alone first (critic.pretraining), raise "
         "critic.updates, look at critic.lr, or take a loss without a critic",
     )
 
 
-def _has_critic(it: Symptoms) -> bool:
+def has_critic(it: Symptoms) -> bool:
     return "critic/lr" in it.series
 
 

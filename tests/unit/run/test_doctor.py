@@ -54,6 +54,8 @@ def test_a_critic_that_learns_is_normal_and_one_that_is_not_there_is_no_finding(
     assert diagnosis.state is State.NORMAL
     assert {each.state for each in diagnosis.findings} == {State.NORMAL}
     assert [each.name for each in diagnosis.findings if each.name in CRITICS] == list(CRITICS)
+    assert diagnosis.verdict == "main: nothing is broken", "a loss with a critic is not relative to a group"
+    assert "what the critic misjudges" in finding(diagnosis, "update").normal
     assert finding(diagnosis, "errors").found == "squared error 0.4 of what saying 0 would make, value loss 0.1"
     without = looked_at(MadeRun(tmp_path / "without").healthy().close())
     assert not [each for each in without.findings if each.name in CRITICS]
@@ -80,6 +82,8 @@ def test_a_new_critic_is_given_time(made: MadeRun, steps: int, told: bool) -> No
     [
         (20, 0.01, State.NORMAL),
         (20, 0.0, State.WATCH),
+        (20, 3e-7, State.WATCH),
+        (100, 3e-7, State.BROKEN),
         (99, -0.5, State.WATCH),
         (100, -0.5, State.BROKEN),
         (100, 0.0, State.BROKEN),
@@ -238,6 +242,13 @@ CASES: list[tuple[str, Callable[[MadeRun], MadeRun], State, str, str]] = [
         State.BROKEN,
         "values",
         "values vary by 0, returns by 0.5; critic.lr is 0: it never learns",
+    ),
+    (
+        "a critic for returns that are too large",
+        lambda m: with_critic(m.groups(9), critic__value_deviation=3e-4, critic__return_deviation=240.0),
+        State.BROKEN,
+        "values",
+        "returns by 2.4e+02; the returns are too large for a critic that begins as 0: scale the rewards to about 1",
     ),
     (
         "a critic that hardly learns",
