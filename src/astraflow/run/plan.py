@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from astraflow.algorithms.base import Admission
+from astraflow.algorithms.curate.pool import SUPERVISED
+from astraflow.algorithms.pipeline import Pipeline
 from astraflow.run.checks import existing_folder, model_config
 from astraflow.run.config import Resolved
 from astraflow.run.recipe import Policy, Recipe
@@ -19,17 +22,16 @@ def plan_of(resolved: Resolved) -> dict[str, Any]:
     policies = {name: _policy(recipe, name, policy) for name, policy in recipe.policies.items()}
     batches = [policy.groups_per_batch for policy in recipe.policies.values() if policy.trainable]
     groups = max(batches, default=0)
-    in_all = max(
-        (recipe.policies[name].groups_per_batch * recipe.steps_of(name) for name in recipe.trainable), default=0
-    )
     size = recipe.tasks.size
+    in_all, rows = _supply(recipe)
     return {
         "name": recipe.name,
         "digest": resolved.digest,
         "steps": recipe.steps,
         "group_size": recipe.group_size,
         "episodes_per_step": groups * recipe.group_size,
-        "episodes_in_all": in_all * recipe.group_size,
+        "episodes_in_all": in_all,
+        "supervised_groups": rows,
         "tasks": recipe.tasks.name,
         "tasks_size": size,
         "steps_per_epoch": None if size is None or not groups else size / groups,
@@ -39,6 +41,35 @@ def plan_of(resolved: Resolved) -> dict[str, Any]:
         "policies": policies,
         "memory_mib": sum(each["memory_mib"] or 0 for each in policies.values()) or None,
     }
+
+
+MOST_ASKED = 10_000
+"""Groups; whatever comes later counts as played by the recipe's workflow."""
+
+
+def _supply(recipe: Recipe) -> tuple[int, int]:
+    """Episodes that all steps need, if every group is kept, and how many groups of them are supervised rows.
+
+    The Curate is asked and put back: a row is a group of one, and only of the policy that it teaches.
+    """
+    needs = {name: recipe.policies[name].groups_per_batch * recipe.steps_of(name) for name in recipe.trainable}
+    episodes = rows = 0
+    if not isinstance(recipe.pipeline, Pipeline):
+        return max(0, *needs.values(), 0) * recipe.group_size, 0
+    curate = recipe.pipeline.curate
+    before = curate.state_dict()
+    for _ in range(MOST_ASKED):
+        found = curate.next() if max(needs.values(), default=0) > 0 else None
+        if not isinstance(found, Admission):  # what is none, dataflow refuses in its own words
+            break
+        episodes += found.episodes
+        is_row = found.task.workflow == SUPERVISED
+        rows += is_row
+        for name in [found.task.payload.get("policy")] if is_row else list(needs):
+            if name in needs:
+                needs[name] -= 1
+    curate.load_state_dict(before)
+    return episodes + max(0, *needs.values(), 0) * recipe.group_size, rows
 
 
 def _evaluations(recipe: Recipe) -> int:
@@ -106,9 +137,11 @@ def plan_lines(plan: dict[str, Any]) -> list[str]:
     epoch = plan["steps_per_epoch"]
     supply = "unbounded" if plan["tasks_size"] is None else f"{plan['tasks_size']} tasks"
     epochs = "" if epoch is None else f", an epoch is {epoch:g} steps"
+    alone = plan["supervised_groups"]
+    rows = f"; {alone} groups are supervised rows of one episode" if alone else ""
     lines = [
-        f"{plan['name']}: {plan['steps']} steps of {plan['episodes_per_step']} episodes "
-        f"(groups of {plan['group_size']}), {plan['episodes_in_all']} episodes in all; dropped groups come on top",
+        f"{plan['name']}: {plan['steps']} steps of {plan['episodes_per_step']} episodes (groups of "
+        f"{plan['group_size']}{rows}), {plan['episodes_in_all']} episodes in all; dropped groups come on top",
         f"tasks: {plan['tasks']}, {supply}{epochs}",
         f"evaluation: {plan['evaluations']} times {plan['evaluation_episodes']} episodes",
     ]
@@ -119,8 +152,9 @@ def plan_lines(plan: dict[str, Any]) -> list[str]:
             lines.append(f"policy {name}: frozen{size}; it plays and is not trained{memory}")
             continue
         alive = policy["groups_alive_at_most"]
+        fewer = f" ({policy['groups_per_step']} where all are supervised rows)" if alone else ""
         lines.append(
-            f"policy {name}: trained{size}; {policy['steps']} steps of {policy['samples_per_step']} samples; "
+            f"policy {name}: trained{size}; {policy['steps']} steps of {policy['samples_per_step']} samples{fewer}; "
             f"staleness at most {policy['max_staleness']}: {alive} groups alive at most{memory}"
         )
     return [*lines, f"config digest {plan['digest'][:16]}"]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from astraflow.algorithms.curate import Shuffled, Stage, Stages
 from astraflow.algorithms.pace import AllHaveRoom, BoundedStaleness
 from astraflow.algorithms.pace_rounds import Barrier, Sync
 from astraflow.algorithms.pipeline import Pipeline
@@ -19,6 +21,8 @@ from astraflow.run.recipe import Policy, Recipe, default_pipeline
 from astraflow.run.serve_rollout import Serves
 from astraflow.run.supervisor import place_flags
 from astraflow.run.tiny_model import TinyModel
+from astraflow.tasks.lists import ListTasks
+from astraflow.types import Task
 from astraflow.wire.tokens import ENVIRONMENT
 
 MODEL = TinyModel()
@@ -125,6 +129,39 @@ def test_the_plan_tells_what_each_policy_does(recipe_with: Callable[..., Recipe]
     assert "policy large: trained, " in text and "10 steps of 40 samples" in text
     assert "50 steps of 8 samples" in text
     assert "policy judge: frozen, " in text and "it plays and is not trained" in text
+
+
+def test_the_plan_counts_a_supervised_group_as_one_episode(recipe_with: Callable[..., Recipe]) -> None:
+    """As ``Stages`` of 12 rows and then reinforcement: 5 steps of 4 groups are 12 x 1 + 8 x 6 episodes."""
+    rows = ListTasks("rows", [Task(key=str(n), workflow="supervised", payload={"policy": "main"}) for n in range(7)])
+    played = ListTasks("played", [Task(key=str(n)) for n in range(7)])
+
+    def stages(recipe: Recipe) -> Pipeline:
+        warm_up = Stage(curate=Shuffled(rows, group_size=recipe.group_size), groups=12)
+        rest = Stage(curate=Shuffled(played, group_size=recipe.group_size))
+        return dataclasses.replace(default_pipeline(recipe), curate=Stages([warm_up, rest]))
+
+    class Found:
+        digest = "d" * 64
+
+        def __init__(self, pipeline: Any) -> None:
+            policies = {"main": Policy(model=MODEL, groups_per_batch=4)}
+            self.recipe = recipe_with(policies=policies, steps=5, group_size=6, pipeline=pipeline).with_pipeline()
+
+    found = Found(stages)
+    before = found.recipe.pipeline.curate.state_dict()  # type: ignore[union-attr]
+    plan = plan_of(found)  # type: ignore[arg-type]
+    assert (plan["supervised_groups"], plan["episodes_in_all"]) == (12, 12 * 1 + 8 * 6)
+    assert found.recipe.pipeline.curate.state_dict() == before, "a plan takes no task"  # type: ignore[union-attr]
+    first, *others = plan_lines(plan)
+    assert "5 steps of 24 episodes (groups of 6; 12 groups are supervised rows of one episode), 60 episodes" in first
+    assert any("5 steps of 24 samples (4 where all are supervised rows)" in line for line in others)
+    two = {name: Policy(model=MODEL, groups_per_batch=4) for name in ("main", "other")}
+    found.recipe = dataclasses.replace(found.recipe, policies=two, roles={"a": "main", "b": "other"})
+    assert plan_of(found)["episodes_in_all"] == 12 + 20 * 6, "no row teaches the other"  # type: ignore[arg-type]
+    plain = plan_of(Found(None))  # type: ignore[arg-type]
+    assert (plain["supervised_groups"], plain["episodes_in_all"]) == (0, 5 * 4 * 6)
+    assert "supervised" not in "\n".join(plan_lines(plain))
 
 
 @pytest.mark.parametrize("function", [str.strip, len, "x".join, dict.fromkeys])
