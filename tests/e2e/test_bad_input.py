@@ -130,6 +130,8 @@ def test_a_workflow_that_is_wrong_ends_the_run_with_its_first_error(
     assert last.startswith("astraflow: ")
     assert "all failed in user code" in last
     assert words in last
+    assert re.search(r" \(\w+\.py:\d+ in \w+\); mend that first: ", last), "where, and what to do"
+    assert "mend the cause first, then 'astraflow resume" in done.stdout
     assert "Traceback" not in done.stderr
 
 

@@ -81,4 +81,4 @@ class Watchdog:
             row = store.one("SELECT error FROM episodes WHERE error IS NOT NULL ORDER BY group_id, idx LIMIT 1")
             first = row[0] if row else "unknown"
             words = f"the first {failed} episodes all failed in user code or by their time limit, first: {first}"
-            self._ledger.stop(now, "RunFailed", words)
+            self._ledger.stop(now, "RunFailed", f"{words}; mend that first: gone on with as it is, it comes again")

@@ -44,8 +44,8 @@ def launch(run: RunFolder, resolved: Resolved, *, listen: Listen, options: Launc
         return 130
     except AstraFlowError:
         progress.say(
-            f"logs are in {run.logs}; 'astraflow resume {run.path}' goes on from the newest checkpoint, "
-            "with the recipe and the workflow as they were; changed ones need a new run"
+            f"logs are in {run.logs}; mend the cause first, then 'astraflow resume {run.path}' goes on from the newest "
+            "checkpoint; where the recipe or the workflow was changed for that, 'astraflow run' begins a new run"
         )
         raise
     ending = finish_run(run, resolved, wall_s=time.monotonic() - began)

@@ -54,7 +54,8 @@ def over_words(run: RunFolder) -> str:
         return f"{run.path} has finished; 'astraflow ledger {run.path}' tells where everything went"
     goes_on = f"'astraflow resume {run.path}' goes on with it"
     if state == "failed":
-        return f"{run.path} failed: {error}; {goes_on}"
+        anew = "where the recipe or the workflow was changed for that, 'astraflow run' begins a new one"
+        return f"{run.path} failed: {error}; mend the cause first, then {goes_on}; {anew}"
     if not run.endpoint.exists():
         return f"{run.path} runs with --in-process, where nobody can ask it, or is stopped; {goes_on}"
     return f"{run.path} is stopped: no dataflow answers; {goes_on}"

@@ -324,9 +324,10 @@ def test_a_run_whose_first_episodes_all_fail_in_user_code_stops_with_the_first_c
         epoch = rig.resume()
         for _ in range(5):
             rig.submit_failed(rig.leases(1)[0], FailureKind.WORKFLOW)
-        with pytest.raises(
-            RunFailed, match="first 5 episodes all failed in user code or by their time limit, first: workflow: boom"
-        ):
+        words = (
+            "first 5 episodes all failed in user code or by their time limit, first: workflow: boom; mend that first"
+        )
+        with pytest.raises(RunFailed, match=words):
             rig.batch(epoch)
 
 

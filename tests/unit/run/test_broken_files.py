@@ -82,7 +82,7 @@ def cut_off(path: Path) -> None:
     ("state", "words", "code"),
     [
         ("running", "runs with --in-process, where nobody can ask it, or is stopped; 'astraflow resume", 1),
-        ("failed", "failed: no luck; 'astraflow resume", 1),
+        ("failed", "failed: no luck; mend the cause first, then 'astraflow resume", 1),
         ("finished", "has finished; 'astraflow ledger", 0),
     ],
 )

@@ -262,7 +262,7 @@ def test_a_failed_run_goes_on_from_resume_and_from_nowhere_else(
     ("state", "words", "code"),
     [
         ("running", "is stopped: no dataflow answers; 'astraflow resume", 1),
-        ("failed", "failed: no luck; 'astraflow resume", 1),
+        ("failed", "failed: no luck; mend the cause first, then 'astraflow resume", 1),
         ("finished", "has finished; 'astraflow ledger", 0),
     ],
 )
