@@ -84,8 +84,8 @@ class LoopGuard:
 
 
 def is_library(file: str) -> bool:
-    """Whether nobody who writes a workflow wrote it."""
-    return file.startswith((*_LIBRARIES, "<frozen"))
+    """Whether nobody who writes a workflow wrote it: it is installed, or was made by the interpreter."""
+    return file.startswith((*_LIBRARIES, "<"))
 
 
 def place_of(frame: FrameType) -> str:

@@ -202,10 +202,10 @@ def classify(error: BaseException) -> tuple[FailureKind, str]:
     found = first_of(error, (UnknownName, BadRequest))
     if found is not None:
         has_place = isinstance(found, BadRequest) and not str(found).startswith(PROMPT_TOO_LONG)
-        return FailureKind.WORKFLOW, f"{found}{_place(found) if has_place else ''}"
+        return FailureKind.WORKFLOW, f"{found}{own_line(found) if has_place else ''}"
     # That something was cancelled is how a time limit of the workflow's own comes about, and no cause.
     cause = next((each for each in reversed(causes(error)) if not isinstance(each, asyncio.CancelledError)), error)
-    return FailureKind.WORKFLOW, f"{type(cause).__name__}: {cause}{_place(cause)}"
+    return FailureKind.WORKFLOW, f"{type(cause).__name__}: {cause}{own_line(cause)}"
 
 
 def first_of(error: BaseException, kinds: Sequence[type[BaseException]] | tuple[Any, ...]) -> BaseException | None:
@@ -229,7 +229,7 @@ def causes(error: BaseException) -> list[BaseException]:
     return found
 
 
-def _place(error: BaseException) -> str:
+def own_line(error: BaseException) -> str:
     """The innermost line that its user wrote: where he called what refused him. None there: of a workflow that comes
     with us, else simply the innermost."""
     frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]

@@ -18,11 +18,13 @@ import msgspec
 import numpy as np
 
 from astraflow.errors import AstraFlowError, ConfigError
+from astraflow.rollout.play import own_line
 from astraflow.run.checks import check_recipe
 from astraflow.run.code_digest import code_digest
 from astraflow.run.layout import COPY, RunFolder, read_json
 from astraflow.run.overrides import apply_overrides, nearest_keyword
 from astraflow.run.recipe import Recipe
+from astraflow.run.right_types import require_types, wrong_in
 from astraflow.run.task_record import describe_changed_tasks, record_tasks, without_tasks
 
 MOST_SETTINGS, MOST_CHARS = 2048, 120
@@ -65,13 +67,11 @@ def resolve(reference: str, overrides: Sequence[str] = (), seed: int | None = No
     function, module, absolute = _find(reference)
     try:
         recipe = function()
-    except AstraFlowError:
-        raise
     except Exception as error:
-        words = f"{type(error).__name__}: {error}{nearest_keyword(error, getattr(function, '__globals__', {}))}"
-        raise ConfigError(f"{reference}: recipe() raised {words}") from error
+        raise ConfigError(f"{_why_raised(error, function, reference)}{own_line(error)}") from error
     if not isinstance(recipe, Recipe):
         raise ConfigError(f"{reference}: recipe() must return a Recipe, found {type(recipe).__name__}")
+    require_types(recipe, function)
     recipe = apply_overrides(recipe, overrides)
     if seed is not None:
         recipe = apply_overrides(recipe, [f"seed={seed}"])
@@ -90,6 +90,15 @@ def resolve(reference: str, overrides: Sequence[str] = (), seed: int | None = No
         digest=digest,
         code_digest=code,
     )
+
+
+def _why_raised(error: Exception, function: Callable[[], Any], reference: str) -> str:
+    """Of a recipe that broke off: a setting of the wrong type, what AstraFlow said, or what Python did."""
+    wrong = wrong_in(error)
+    if wrong or isinstance(error, AstraFlowError):
+        return wrong or str(error)
+    words = f"{type(error).__name__}: {error}{nearest_keyword(error, getattr(function, '__globals__', {}))}"
+    return f"{reference}: recipe() raised {words}"
 
 
 def load_config(run_dir: Path, *, allow_changed_tasks: bool = False) -> Resolved:
@@ -243,7 +252,8 @@ def _import_file(path: Path, name: str) -> Any:
         raise
     except Exception as error:
         del sys.modules[name]
-        raise ConfigError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+        line = "" if isinstance(error, SyntaxError) else own_line(error)  # whose own words have it
+        raise ConfigError(f"{path} cannot be imported: {type(error).__name__}: {error}{line}") from error
     return module
 
 
