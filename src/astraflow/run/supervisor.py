@@ -34,7 +34,8 @@ log = logging.getLogger("astraflow.run")
 
 QUICK_DEATHS = 3
 """A child that had done nothing useful died quickly; so many quick deaths of one post in a row stop the run."""
-START_S = 60.0
+START_S = 300.0
+"""For a dataflow that lives to listen: on a machine that is busy its imports alone take a minute."""
 POLL_S = 0.5
 LEAVE_S = 30.0
 CONFIG_ERROR = 2
@@ -143,11 +144,14 @@ class Supervisor:
         self._run.endpoint.unlink(missing_ok=True)
         post = self._post("dataflow", ("dataflow", *self._listen.flags(), *self._recording), Role.OPERATOR, None)
         await self._start(post)
-        async with asyncio.timeout(START_S):
-            while not self._run.endpoint.exists():
-                if post.child is not None and post.child.code is not None:
-                    raise RunFailed(f"dataflow did not start: {post.child.last_words()}")
-                await self._tick(0.05)
+        deadline = asyncio.get_running_loop().time() + START_S
+        while not self._run.endpoint.exists():
+            assert post.child is not None, "it was started above"
+            if post.child.code is not None:
+                raise RunFailed(f"dataflow did not start: {post.child.last_words()}")
+            if asyncio.get_running_loop().time() >= deadline:
+                raise RunFailed(f"dataflow does not listen after {START_S:g} s: {post.child.last_words()}")
+            await self._tick(0.05)
         url = str(read_json(self._run.endpoint)["url"])
         # A restarted dataflow must be found where the first one was.
         fixed = dataclasses.replace(self._listen, port=int(url.rpartition(":")[2]))
