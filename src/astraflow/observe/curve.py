@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from astraflow.disk import absent_if_raises, writing
+
 Points = Sequence[tuple[float, float]]
 """(x, y) by x."""
 
@@ -56,5 +58,6 @@ def save_curve(path: Path, lines: dict[str, Points], *, title: str, x_label: str
     if axes.has_data():
         axes.legend(loc="lower right")
     partial = path.with_name(f".{path.name}.part")
-    figure.savefig(partial, format="png", bbox_inches="tight")
-    partial.replace(path)
+    with writing(path), absent_if_raises(partial):
+        figure.savefig(partial, format="png", bbox_inches="tight")
+        partial.replace(path)

@@ -39,6 +39,9 @@ USELESS_AGAIN = ("ConfigError", "BadRequest", "ConfigMismatch", "Unauthorised", 
 """Errors that the same call will meet again: exit code 2, the launcher does not try it a second time."""
 
 
+STDOUT = 1
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0, 1 (the run or command failed), 2 (wrong arguments or recipe), 130 (interrupted)."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -62,8 +65,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if debug:
             raise
-        print(f"astraflow: {error}", file=sys.stderr)
+        print(f"astraflow: {_of_the_system(error)}", file=sys.stderr)
         return 1
+
+
+def _of_the_system(error: OSError) -> str:
+    """Whatever nobody below has put into words of his own."""
+    from astraflow.disk import is_full, refusal
+
+    place = error.filename or ("standard output" if _standard_output_is_lost() else None)
+    if place is None:
+        return f"{error}; make room on the disks that this command writes to" if is_full(error) else str(error)
+    if is_full(error) or error.filename is None:
+        return str(refusal(place, error, "lead it elsewhere" if error.filename is None else ""))
+    return f"{place}: {error.strerror}; it must be there, and this user must be able to use it"
+
+
+def _standard_output_is_lost() -> bool:
+    """Nothing printed can be written: asked by an empty line, since what could not be is forgotten by now. The
+    interpreter is not to complain of it once more at its end."""
+    try:
+        sys.stdout.flush()
+        os.write(STDOUT, b"\n")
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)
+        return True
+    return False
 
 
 def _dispatch(words: list[str]) -> int:

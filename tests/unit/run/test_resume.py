@@ -334,7 +334,7 @@ def test_a_folder_that_was_moved_is_the_same_run(started: RunFolder, monkeypatch
 def test_a_folder_that_cannot_be_made_is_a_sentence_that_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file", tmp_path / "file" / "run"):
-        with pytest.raises(ConfigError, match=r"cannot be made a run folder: .*; name another by --run-dir"):
+        with pytest.raises(ConfigError, match=r"cannot be written: .*; name another folder by --run-dir"):
             RunFolder(path).create()
 
 

@@ -43,7 +43,7 @@ def main(args: Args) -> int:
     if resolved.recipe.eval is None:
         raise ConfigError(f"{args.recipe} has no eval: there is nothing to score the model on")
     with tempfile.TemporaryDirectory(prefix="astraflow-eval-") as scratch:
-        run = create_run(resolved, Path(scratch) / "run")
+        run = create_run(resolved, Path(scratch) / "run", instead="set TMPDIR to another folder")
         with first_cause_only():
             status = asyncio.run(run_in_process(run, resolved, watch=lambda _: None))
     point = status.evals[-1]
