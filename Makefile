@@ -4,6 +4,8 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
 BIN := .venv/bin
 SEEDS ?= 10000
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
+# Tests of one file stay together: they share what is made once a file.
+SIDE_BY_SIDE = -n $(JOBS) --maxprocesses 8 --dist loadfile
 
 .PHONY: setup check test test-slow quickstart sim bench
 setup: .venv/.stamp
@@ -17,10 +19,10 @@ check: setup
 	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy && $(BIN)/lint-imports
 
 test: setup
-	$(BIN)/pytest
+	$(BIN)/pytest $(SIDE_BY_SIDE)
 
 test-slow: setup
-	$(BIN)/pytest -m slow --timeout 900
+	$(BIN)/pytest -m slow --timeout 900 $(SIDE_BY_SIDE)
 
 quickstart: setup
 	$(BIN)/astraflow run examples/quickstart.py
