@@ -36,16 +36,19 @@ def is_full(error: BaseException) -> bool:
     return False
 
 
+WORDS = " cannot be written: "
+"""Of an error that says its path already."""
+
+
 @contextmanager
 def writing(path: Path, instead: str = "") -> Iterator[None]:
     """What is written below goes to ``path``. Raises StorageFull where its disk is full, ConfigError where it may not
     be written; ``instead``: what else can be done, for example ``name another folder``."""
     try:
         yield
-    except AstraFlowError:
-        raise
     except Exception as error:
-        words = refusal(path, error, instead)
+        is_told = isinstance(error, AstraFlowError) and not isinstance(error, StorageFull)
+        words = None if is_told or WORDS in str(error) else refusal(path, error, instead)
         if words is None:
             raise
         raise (StorageFull if is_full(error) else ConfigError)(words) from error
@@ -54,11 +57,11 @@ def writing(path: Path, instead: str = "") -> Iterator[None]:
 def refusal(path: Path | str, error: BaseException, instead: str = "") -> str | None:
     """In one sentence; None: it is no error of a disk."""
     if is_full(error):
-        return f"{path} cannot be written: its disk is full; make room there{instead and f', or {instead}'}"
+        return f"{path}{WORDS}its disk is full; make room there{instead and f', or {instead}'}"
     if not isinstance(error, OSError) or isinstance(error, ConnectionError | TimeoutError) or error.strerror is None:
         return None
     where = f" ({error.filename})" if error.filename is not None and str(error.filename) != str(path) else ""
-    return f"{path} cannot be written: {error.strerror}{where}; {instead or 'let this user write there'}"
+    return f"{path}{WORDS}{error.strerror}{where}; {instead or 'let this user write there'}"
 
 
 @contextmanager

@@ -49,6 +49,12 @@ def contents(folder: Path) -> list[str]:
     [
         (FULL, StorageFull, "x cannot be written: its disk is full; make room there, or name another"),
         (OSError(errno.EDQUOT, "Disk quota exceeded"), StorageFull, "x cannot be written: its disk is full; make room"),
+        (
+            StorageFull("the weight store's disk is full"),
+            StorageFull,
+            "x cannot be written: its disk is full; make room",
+        ),
+        (StorageFull("y cannot be written: its disk is full"), StorageFull, "y cannot be written: its disk is full"),
         (RuntimeError("No space left on device (os error 28)"), StorageFull, "its disk is full; make room there, or"),
         (
             PermissionError(errno.EACCES, "Permission denied", "x"),
