@@ -234,15 +234,18 @@ def _labels(db: RunDb, engines: list[LoggedEngine], payloads: Path) -> dict[str,
 
 def _learned(db: RunDb) -> dict[str, Any]:
     """Steps of reinforcement, and the mean reward of the first and the last of them."""
-    steps: dict[str, list[float]] = {}
+    steps, rewards = Counter[str](), dict[str, list[float]]()
     for step in db.steps():
-        if step.metrics.get("staleness/mean") is not None and step.reward is not None:
-            steps.setdefault(step.policy, []).append(step.reward)
+        if step.metrics.get("staleness/mean") is None:
+            continue  # a supervised one
+        steps[step.policy] += 1
+        if step.reward is not None:  # None: no episode ended since the step before
+            rewards.setdefault(step.policy, []).append(step.reward)
     found = {}
-    for policy, rewards in sorted(steps.items()):
-        edge = max(1, round(EDGE * len(rewards)))
-        first, last = sum(rewards[:edge]) / edge, sum(rewards[-edge:]) / edge
-        found[policy] = {"steps": len(rewards), "reward_first": round(first, 3), "reward_last": round(last, 3)}
+    for policy, seen in sorted(rewards.items()):
+        edge = max(1, round(EDGE * len(seen)))
+        first, last = sum(seen[:edge]) / edge, sum(seen[-edge:]) / edge
+        found[policy] = {"steps": steps[policy], "reward_first": round(first, 3), "reward_last": round(last, 3)}
     return {"policies": found}
 
 
