@@ -41,7 +41,7 @@ from astraflow.types import Task
 from astraflow.workflows.solve_and_verify import SolveAndVerify
 
 SCHEDULES = ("async", "barrier", "sync")
-STEPS, HELD_OUT = 24, 60
+STEPS, HELD_OUT = 72, 60
 TOOL_S, SIGMA = 0.1, math.log(8) / 2.326
 LATELY = 8
 """Steps at the end over which a reward is averaged."""

@@ -47,6 +47,8 @@ from astraflow.wire.messages import OperatorRequest, StatusReply
 
 GROUPS = {"solver": 10, "verifier": 2}
 """Per step: every group is played by both."""
+LR = {"solver": 2e-5, "verifier": 2e-5}
+"""Slower than the example's: with all groups right there is no signal, and a batch without one is no step."""
 ENDLESS = 1_000_000
 LOOK_S = 0.1
 EDGE = 0.15
@@ -59,7 +61,10 @@ def recipe() -> Recipe:
     """Without an end of its own. Groups without signal are trained too, lest the rates depend on what is learned."""
     base = two_policies.recipe()
     policies = {
-        name: dataclasses.replace(policy, groups_per_batch=GROUPS[name]) for name, policy in base.policies.items()
+        name: dataclasses.replace(
+            policy, groups_per_batch=GROUPS[name], trainer=dataclasses.replace(policy.trainer, lr=LR[name])
+        )
+        for name, policy in base.policies.items()
     }
     limits = Limits(retain="all", no_signal_limit=ENDLESS, barren_groups=ENDLESS)
     return dataclasses.replace(
@@ -233,7 +238,7 @@ def _labels(db: RunDb, engines: list[LoggedEngine], payloads: Path) -> dict[str,
 
 
 def _learned(db: RunDb) -> dict[str, Any]:
-    """Steps of reinforcement, and the mean reward of the first and the last of them."""
+    """Steps of reinforcement, batches that made none, and the mean reward of the first and the last steps."""
     steps, rewards = Counter[str](), dict[str, list[float]]()
     for step in db.steps():
         if step.metrics.get("staleness/mean") is None:
@@ -241,11 +246,17 @@ def _learned(db: RunDb) -> dict[str, Any]:
         steps[step.policy] += 1
         if step.reward is not None:  # None: no episode ended since the step before
             rewards.setdefault(step.policy, []).append(step.reward)
+    dull = dict(db.connection.execute("SELECT policy, COUNT(*) FROM batches WHERE state = 'dropped' GROUP BY policy"))
     found = {}
     for policy, seen in sorted(rewards.items()):
         edge = max(1, round(EDGE * len(seen)))
         first, last = sum(seen[:edge]) / edge, sum(seen[-edge:]) / edge
-        found[policy] = {"steps": steps[policy], "reward_first": round(first, 3), "reward_last": round(last, 3)}
+        found[policy] = {
+            "steps": steps[policy],
+            "batches_without_signal": dull.get(policy, 0),
+            "reward_first": round(first, 3),
+            "reward_last": round(last, 3),
+        }
     return {"policies": found}
 
 
