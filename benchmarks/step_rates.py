@@ -33,6 +33,7 @@ from astraflow.engines.rows import Rows
 from astraflow.engines.settings import EngineSettings
 from astraflow.engines.torch_engine import TorchEngine
 from astraflow.observe.waits import Wait
+from astraflow.rollout.settings import RolloutSettings
 from astraflow.run.config import Resolved, resolve
 from astraflow.run.ledger import ledger_report
 from astraflow.run.prepare import create_run
@@ -47,7 +48,11 @@ from astraflow.wire.messages import OperatorRequest, StatusReply
 
 GROUPS = {"solver": 10, "verifier": 2}
 """Per step: every group is played by both."""
-LR = {"solver": 2e-5, "verifier": 2e-5}
+SLOTS = 8
+"""A group at a time: what is played sets the pace, not what a trainer can take, or the faster one lets groups go."""
+STALENESS = {"solver": 2, "verifier": 10}
+"""Versions: the same time for both, or half of what the faster one plays comes too late for it."""
+LR = {"solver": 4e-5, "verifier": 3e-5}
 """Slower than the example's: with all groups right there is no signal, and a batch without one is no step."""
 ENDLESS = 1_000_000
 LOOK_S = 0.1
@@ -62,13 +67,23 @@ def recipe() -> Recipe:
     base = two_policies.recipe()
     policies = {
         name: dataclasses.replace(
-            policy, groups_per_batch=GROUPS[name], trainer=dataclasses.replace(policy.trainer, lr=LR[name])
+            policy,
+            groups_per_batch=GROUPS[name],
+            max_staleness=STALENESS[name],
+            trainer=dataclasses.replace(policy.trainer, lr=LR[name]),
         )
         for name, policy in base.policies.items()
     }
     limits = Limits(retain="all", no_signal_limit=ENDLESS, barren_groups=ENDLESS)
     return dataclasses.replace(
-        base, name="step-rates", policies=policies, pipeline=all_kept, eval=None, steps=ENDLESS, limits=limits
+        base,
+        name="step-rates",
+        policies=policies,
+        pipeline=all_kept,
+        eval=None,
+        steps=ENDLESS,
+        limits=limits,
+        rollout=RolloutSettings(slots=SLOTS),
     )
 
 
