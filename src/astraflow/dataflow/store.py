@@ -45,6 +45,15 @@ def lock_run(folder: Path) -> IO[bytes]:
     return handle
 
 
+def is_held(folder: Path) -> bool:
+    """Whether a dataflow lives that holds the run, whatever it answers."""
+    try:
+        lock_run(folder).close()
+    except Conflict:
+        return True
+    return False
+
+
 class Store:
     """Statements, and the two logs that every transition writes: within a transaction they are collected and written
     right before its end, in order, so that a hundred events cost one statement."""

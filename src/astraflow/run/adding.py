@@ -12,7 +12,7 @@ from astraflow.errors import ConfigError
 from astraflow.run.config import read_config
 from astraflow.run.layout import RunFolder
 from astraflow.run.model_cache import require_model_folder
-from astraflow.run.operate import operate, require_dataflow
+from astraflow.run.operate import operate, patience_s, require_dataflow
 from astraflow.types import Manifest
 from astraflow.weights.manifest import manifest_of_folder, weight_files_in
 from astraflow.weights.object_store import ObjectStore
@@ -38,6 +38,8 @@ class Wanted(Protocol):
     def frozen(self) -> bool: ...
     @property
     def decay(self) -> float | None: ...
+    @property
+    def ca(self) -> Path | None: ...
 
 
 async def add_policy(wanted: Wanted) -> None:
@@ -48,7 +50,7 @@ async def add_policy(wanted: Wanted) -> None:
     manifest = None
     if wanted.model is not None:
         folder = require_model_folder(wanted.model.expanduser().resolve(), what="--model")
-        manifest = await _store_weights(wanted.run, folder, wanted.policy)
+        manifest = await _store_weights(wanted.run, folder, wanted.policy, wanted.ca)
     await operate(
         wanted.run,
         OperatorRequest(
@@ -61,6 +63,7 @@ async def add_policy(wanted: Wanted) -> None:
             decay=wanted.decay,
             manifest=manifest,
         ),
+        ca=wanted.ca,
     )
 
 
@@ -72,9 +75,9 @@ def split_source(text: str) -> tuple[str, int | None]:
     return policy, int(version) if at else None
 
 
-async def _store_weights(run: str, folder: Path, policy: str) -> Manifest:
+async def _store_weights(run: str, folder: Path, policy: str, ca: Path | None) -> Manifest:
     """Into the store that the run's workers read: its bucket, its folder, or by dataflow where only that is known."""
-    async with HttpDataflow(*require_dataflow(run), retry_s=5.0) as client:
+    async with HttpDataflow(*require_dataflow(run), retry_s=patience_s(run), ca=ca) as client:
         store = HttpStore(client.weights) if "://" in run else _own_store(RunFolder(Path(run)))
         stored = [await store.put(path, may_link=False) for path in weight_files_in(folder)]
     manifest = await asyncio.to_thread(manifest_of_folder, folder, policy)

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from astraflow.errors import AstraFlowError, ConfigError, Unavailable
 from astraflow.run.layout import RunFolder
-from astraflow.run.operate import dataflow_of
+from astraflow.run.operate import dataflow_of, patience_s
 from astraflow.run.over import is_over, over_words
 from astraflow.wire.client import HttpDataflow
 
@@ -30,7 +30,7 @@ async def ask(run: str, question: Callable[[HttpDataflow], Awaitable[T]], *, ca:
     if found is None:
         return None
     url, token = found
-    async with HttpDataflow(url, token, retry_s=2.0, timeout_s=10.0, ca=ca) as client:
+    async with HttpDataflow(url, token, retry_s=patience_s(run), ca=ca) as client:
         try:
             return await question(client)
         except AstraFlowError as error:

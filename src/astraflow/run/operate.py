@@ -6,10 +6,12 @@ from pathlib import Path
 
 from astraflow.errors import ConfigError, Unavailable
 from astraflow.run.layout import RunFolder
-from astraflow.run.over import over_words
+from astraflow.run.over import is_silent, over_words, silent_words
 from astraflow.wire.client import HttpDataflow
 from astraflow.wire.messages import OperatorRequest
 from astraflow.wire.tokens import Tokens, from_environment
+
+GONE_S, BUSY_S = 2.0, 15.0
 
 
 def dataflow_of(run: str) -> tuple[str, str | None] | None:
@@ -28,11 +30,23 @@ def require_dataflow(run: str) -> tuple[str, str | None]:
     return found
 
 
-async def operate(run: str, request: OperatorRequest) -> None:
-    """Raises what dataflow refuses, and ConfigError when none answers."""
+def patience_s(run: str) -> float:
+    """How long somebody at a terminal waits for an answer: of a dataflow that lives longer, for it may be busy."""
+    return GONE_S if "://" not in run and not is_silent(RunFolder(Path(run))) else BUSY_S
+
+
+async def operate(run: str, request: OperatorRequest, *, ca: Path | None = None) -> None:
+    """Raises what dataflow refuses, and ConfigError when none answers. ``ca``: certificate to trust."""
     found = require_dataflow(run)
-    async with HttpDataflow(*found, retry_s=2.0, timeout_s=10.0) as client:
+    async with HttpDataflow(*found, retry_s=patience_s(run), ca=ca) as client:
         try:
             await client.operate(request)
         except Unavailable as error:
-            raise ConfigError(f"no dataflow answers at {found[0]}: this is for a run that goes on") from error
+            unknown = f"whether it did what was asked is not known: 'astraflow status {run}' tells"
+            if "://" in run:
+                words = f"no dataflow answers at {run}: it has ended, is not reached from here, or is busy"
+                raise ConfigError(f"{words}; {unknown}") from error
+            folder = RunFolder(Path(run))
+            if is_silent(folder):
+                raise ConfigError(f"{silent_words(folder)}; {unknown}") from error
+            raise ConfigError(f"this is for a run that goes on: {over_words(folder)}") from error

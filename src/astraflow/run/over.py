@@ -6,6 +6,7 @@ import json
 import sys
 from typing import Any
 
+from astraflow.dataflow.store import is_held
 from astraflow.errors import ConfigError
 from astraflow.run.config import Resolved
 from astraflow.run.finish import finish_run
@@ -49,6 +50,8 @@ def is_over(run: RunFolder) -> bool:
 
 def over_words(run: RunFolder) -> str:
     """One sentence on a run whose dataflow does not answer."""
+    if is_silent(run):
+        return silent_words(run)
     state, error = stored_state(run)
     if state == "finished":
         return f"{run.path} has finished; 'astraflow ledger {run.path}' tells where everything went"
@@ -59,6 +62,18 @@ def over_words(run: RunFolder) -> str:
     if not run.endpoint.exists():
         return f"{run.path} runs with --in-process, where nobody can ask it, or is stopped; {goes_on}"
     return f"{run.path} is stopped: no dataflow answers; {goes_on}"
+
+
+def is_silent(run: RunFolder) -> bool:
+    """Its dataflow lives; asked of one that does not answer."""
+    return run.endpoint.exists() and is_held(run.path)
+
+
+def silent_words(run: RunFolder) -> str:
+    return (
+        f"the dataflow of {run.path} lives and does not answer: it is stopped (SIGSTOP), or the machine is too busy; "
+        f"ask again, or look into {run.logs / 'dataflow.log'}"
+    )
 
 
 def say_over(run: RunFolder, *, as_json: bool) -> int:

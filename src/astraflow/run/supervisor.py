@@ -23,6 +23,7 @@ from astraflow.run.child import Child, ChildSpec, shared_cores
 from astraflow.run.config import Resolved
 from astraflow.run.joined import need_trainers
 from astraflow.run.layout import RunFolder, read_json
+from astraflow.run.silence import Silence
 from astraflow.run.useful import Useful
 from astraflow.wire.calls import Role
 from astraflow.wire.client import HttpDataflow
@@ -122,9 +123,10 @@ class Supervisor:
             try:
                 url = await self._start_dataflow()
                 self._add_workers(url)
+                if self._although_failed:
+                    async with HttpDataflow(url, self._tokens.operator, ca=self._listen.tls_cert) as patient:
+                        await patient.operate(OperatorRequest(action="resume"))
                 async with self._client(url) as client:
-                    if self._although_failed:
-                        await client.operate(OperatorRequest(action="resume"))
                     return await self._follow(client)
             finally:
                 await self._end_all()
@@ -223,9 +225,14 @@ class Supervisor:
 
     async def _follow(self, client: HttpDataflow) -> StatusReply:
         last: StatusReply | None = None
+        clock = asyncio.get_running_loop().time
+        silence = Silence(heard_at=clock())
         while True:
             await self._fill_posts()
             found = await self._status(client)
+            words = silence.see(clock(), answered=found is not None, log=self._run.logs / "dataflow.log")
+            if words is not None:
+                self._say(words)
             if found is not None:
                 self._see(found)
                 self._staff(client.url, found)

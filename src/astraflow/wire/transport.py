@@ -111,7 +111,9 @@ class Transport:
             try:
                 return await attempt(max(0.001, min(timeout_s, deadline - clock())))
             except aiohttp.ClientSSLError as error:
-                raise ConfigError(f"{self.url} has no certificate that is trusted here: name it by ca=") from error
+                raise ConfigError(
+                    f"{self.url} has no certificate that is trusted here: name it by --ca (ca= in Python)"
+                ) from error
             except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError, Unavailable) as error:
                 last: Exception = error
             except aiohttp.ClientError as error:

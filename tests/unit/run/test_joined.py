@@ -219,7 +219,7 @@ def test_what_names_no_source_is_refused(text: str) -> None:
 
 def test_weights_come_from_one_place(tmp_path: Path) -> None:
     wanted = SimpleNamespace(
-        run=str(tmp_path), policy="p", source="a@1", role="r", model=tmp_path, frozen=False, decay=None
+        run=str(tmp_path), policy="p", source="a@1", role="r", model=tmp_path, frozen=False, decay=None, ca=None
     )
     with pytest.raises(ConfigError, match="give --source without a version"):
         asyncio.run(add_policy(wanted))
@@ -250,7 +250,7 @@ def test_a_run_that_nobody_can_ask_is_not_changed(
 def test_weights_are_not_stored_for_a_run_that_nobody_can_ask(in_process: Path, tmp_path: Path) -> None:
     folder = MODEL.build(tmp_path / "model")
     wanted = SimpleNamespace(
-        run=str(in_process), policy="p", source="a", role="r", model=folder, frozen=False, decay=None
+        run=str(in_process), policy="p", source="a", role="r", model=folder, frozen=False, decay=None, ca=None
     )
     with pytest.raises(ConfigError, match=NOBODY):
         asyncio.run(add_policy(wanted))

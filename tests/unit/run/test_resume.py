@@ -284,6 +284,26 @@ def test_status_of_a_run_that_is_over_says_how_it_ended(
     assert (found["state"], found["error"]) == (state, "no luck" if state == "failed" else None)
 
 
+@pytest.mark.parametrize("verb", ["status", "freeze"])
+def test_a_dataflow_that_lives_and_does_not_answer_is_not_called_stopped(
+    started: RunFolder, verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after SIGSTOP: it holds the run, and takes connections that nobody looks at."""
+    monkeypatch.setattr("astraflow.run.operate.BUSY_S", 0.3)
+    Tokens.make(("main",)).write(started.path)
+    with socket.create_server(("127.0.0.1", 0)) as port, lock_run(started.path):
+        url = f"http://127.0.0.1:{port.getsockname()[1]}"
+        write_json(started.endpoint, {"url": url, "pid": 1})
+        policy = ["main"] if verb == "freeze" else []
+        assert main([verb, str(started.path), *policy]) != 0
+        said = "".join(capsys.readouterr())
+        assert f"the dataflow of {started.path} lives and does not answer" in said
+        assert "resume" not in said
+        assert ("whether it did what was asked is not known" in said) == (verb == "freeze")
+        assert main([verb, url, *policy]) != 0
+        assert f"no dataflow answers at {url}: it has ended, " in "".join(capsys.readouterr())
+
+
 def test_a_run_that_could_not_be_made_leaves_no_folder(
     tmp_path: Path, recipe_with: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
 ) -> None:

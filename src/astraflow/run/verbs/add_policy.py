@@ -29,6 +29,8 @@ class Args:
     """It plays and is not trained."""
     decay: float | None = None
     """It is the moving average of --source, which keeps so much of itself with every version."""
+    ca: Path | None = None
+    """Certificate to trust beside the system's."""
 
 
 def main(args: Args) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from pathlib import Path
 
 from tyro.conf import Positional
 
@@ -16,12 +17,14 @@ class Args:
     """Of the workflow."""
     policy: Positional[str]
     """Who plays it. Whoever did and plays nothing more is frozen."""
+    ca: Path | None = None
+    """Certificate to trust beside the system's."""
 
 
 def main(args: Args) -> int:
     from astraflow.run.operate import operate
     from astraflow.wire.messages import OperatorRequest
 
-    asyncio.run(operate(args.run, OperatorRequest(action="cast", role=args.role, policy=args.policy)))
+    asyncio.run(operate(args.run, OperatorRequest(action="cast", role=args.role, policy=args.policy), ca=args.ca))
     print(f"{args.policy} plays {args.role} from now on")
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from pathlib import Path
 
 from tyro.conf import Positional
 
@@ -16,12 +17,14 @@ class Args:
     """Run folder, or URL of its dataflow (the token is then taken from ASTRAFLOW_TOKEN)."""
     policy: Positional[str]
     """One that is trained in it; to unfreeze, one that was frozen."""
+    ca: Path | None = None
+    """Certificate to trust beside the system's."""
 
 
 def main(args: Args, *, action: str = "freeze", said: str = FROZEN) -> int:
     from astraflow.run.operate import operate
     from astraflow.wire.messages import OperatorRequest
 
-    asyncio.run(operate(args.run, OperatorRequest(action=action, policy=args.policy)))
+    asyncio.run(operate(args.run, OperatorRequest(action=action, policy=args.policy), ca=args.ca))
     print(f"{args.policy} {said}")
     return 0

@@ -13,6 +13,8 @@ from tyro.conf import Positional
 class Args:
     run: Positional[str]
     """Run folder, or URL of its dataflow (the token is then taken from ASTRAFLOW_TOKEN)."""
+    ca: Path | None = None
+    """Certificate to trust beside the system's."""
     json: bool = False
     """The whole status as one JSON object."""
 
@@ -26,7 +28,7 @@ def main(args: Args) -> int:
     from astraflow.run.over import say_over
     from astraflow.wire.finite import require_finite
 
-    status = asyncio.run(ask(args.run, lambda client: client.status()))
+    status = asyncio.run(ask(args.run, lambda client: client.status(), ca=args.ca))
     if status is None:
         return say_over(RunFolder(Path(args.run)), as_json=args.json)
     if args.json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from pathlib import Path
 
 from tyro.conf import Positional
 
@@ -18,6 +19,8 @@ class Args:
     """Whose version."""
     version: int
     """Which: the newest two, version 0 and what ``Policy.keep_every`` keeps are there."""
+    ca: Path | None = None
+    """Certificate to trust beside the system's."""
 
 
 def main(args: Args) -> int:
@@ -25,6 +28,6 @@ def main(args: Args) -> int:
     from astraflow.wire.messages import OperatorRequest
 
     request = OperatorRequest(action="swap", policy=args.policy, source=args.source, version=args.version)
-    asyncio.run(operate(args.run, request))
+    asyncio.run(operate(args.run, request, ca=args.ca))
     print(f"{args.policy} plays with version {args.version} of {args.source} from now on")
     return 0
