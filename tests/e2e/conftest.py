@@ -83,7 +83,7 @@ def write_recipe(tmp_path: Path) -> Callable[..., Path]:
 def cli(environment: dict[str, str], tmp_path: Path) -> Iterator[Cli]:
     """Run ``astraflow …`` to its end in a folder of its own."""
 
-    def call(*arguments: str | Path, timeout: float = 100.0, token: str = "") -> subprocess.CompletedProcess[str]:
+    def call(*arguments: str | Path, timeout: float = 300.0, token: str = "") -> subprocess.CompletedProcess[str]:
         given = {"ASTRAFLOW_TOKEN": token} if token else {}
         command = [sys.executable, "-m", "astraflow.run.cli", *map(str, arguments)]
         return subprocess.run(
