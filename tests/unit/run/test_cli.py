@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -19,7 +20,7 @@ RECIPE = ("recipe", "set", "seed")
 FLAGS = {
     "run": (*RECIPE, "run_dir", "in_process", "host", "port", "tls_cert", "tls_key", "tensorboard", "json"),
     "plan": (*RECIPE, "json"),
-    "status": ("run", "json"),
+    "status": ("run", "json", "ca"),
     "pool": ("run", "ca", "json"),
     "autoscale": ("run", "start", "stop", "prefix", "region", "poll_s", "ca"),
     "ledger": ("run", "verify", "json"),
@@ -37,11 +38,11 @@ FLAGS = {
         "tensorboard",
         "json",
     ),
-    "freeze": ("run", "policy"),
-    "unfreeze": ("run", "policy"),
-    "cast": ("run", "role", "policy"),
-    "add-policy": ("run", "policy", "source", "role", "model", "frozen", "decay"),
-    "swap": ("run", "policy", "source", "version"),
+    "freeze": ("run", "policy", "ca"),
+    "unfreeze": ("run", "policy", "ca"),
+    "cast": ("run", "role", "policy", "ca"),
+    "add-policy": ("run", "policy", "source", "role", "model", "frozen", "decay", "ca"),
+    "swap": ("run", "policy", "source", "version", "ca"),
     "eval": ("recipe", "model", "policy", "set", "seed", "json"),
     "tasks features": ("source", "out", "field", "model"),
     "models get": ("name", "dir"),
@@ -221,12 +222,12 @@ def test_what_comes_next_can_be_typed_as_it_is_shown(
 def test_freeze_and_unfreeze_send_what_they_are_called(
     verb: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sent: list[tuple[str, OperatorRequest]] = []
+    sent: list[tuple[str, OperatorRequest, Path | None]] = []
 
-    async def operate(run: str, request: OperatorRequest) -> None:
-        sent.append((run, request))
+    async def operate(run: str, request: OperatorRequest, *, ca: Path | None = None) -> None:
+        sent.append((run, request, ca))
 
     monkeypatch.setattr("astraflow.run.operate.operate", operate)
-    assert main([verb, "runs/one", "solver"]) == 0
-    assert sent == [("runs/one", OperatorRequest(action=verb, policy="solver"))]
+    assert main([verb, "runs/one", "solver", "--ca", "cert.pem"]) == 0
+    assert sent == [("runs/one", OperatorRequest(action=verb, policy="solver"), Path("cert.pem"))]
     assert capsys.readouterr().out.startswith(words)
