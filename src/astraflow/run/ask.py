@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from astraflow.errors import AstraFlowError, ConfigError, Unavailable
 from astraflow.run.layout import RunFolder
-from astraflow.run.operate import dataflow_of, patience_s
+from astraflow.run.operate import dataflow_of, patience_s, unanswered
 from astraflow.run.over import is_over, over_words
 from astraflow.wire.client import HttpDataflow
 
@@ -39,4 +39,4 @@ async def ask(run: str, question: Callable[[HttpDataflow], Awaitable[T]], *, ca:
                 return None
             if not is_gone:
                 raise
-            raise ConfigError(f"no dataflow answers at {url}: it has ended, or is not reached from here") from error
+            raise ConfigError(unanswered(url)) from error

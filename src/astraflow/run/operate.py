@@ -6,7 +6,7 @@ from pathlib import Path
 
 from astraflow.errors import ConfigError, Unavailable
 from astraflow.run.layout import RunFolder
-from astraflow.run.over import is_silent, over_words, silent_words
+from astraflow.run.over import is_alive, over_words, silent_words
 from astraflow.wire.client import HttpDataflow
 from astraflow.wire.messages import OperatorRequest
 from astraflow.wire.tokens import Tokens, from_environment
@@ -30,9 +30,13 @@ def require_dataflow(run: str) -> tuple[str, str | None]:
     return found
 
 
+def unanswered(url: str) -> str:
+    return f"no dataflow answers at {url}: it has ended, is not reached from here, or is too busy"
+
+
 def patience_s(run: str) -> float:
     """How long somebody at a terminal waits for an answer: of a dataflow that lives longer, for it may be busy."""
-    return GONE_S if "://" not in run and not is_silent(RunFolder(Path(run))) else BUSY_S
+    return GONE_S if "://" not in run and not is_alive(RunFolder(Path(run))) else BUSY_S
 
 
 async def operate(run: str, request: OperatorRequest, *, ca: Path | None = None) -> None:
@@ -44,9 +48,8 @@ async def operate(run: str, request: OperatorRequest, *, ca: Path | None = None)
         except Unavailable as error:
             unknown = f"whether it did what was asked is not known: 'astraflow status {run}' tells"
             if "://" in run:
-                words = f"no dataflow answers at {run}: it has ended, is not reached from here, or is busy"
-                raise ConfigError(f"{words}; {unknown}") from error
+                raise ConfigError(f"{unanswered(run)}; {unknown}") from error
             folder = RunFolder(Path(run))
-            if is_silent(folder):
+            if is_alive(folder):
                 raise ConfigError(f"{silent_words(folder)}; {unknown}") from error
             raise ConfigError(f"this is for a run that goes on: {over_words(folder)}") from error

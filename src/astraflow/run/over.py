@@ -50,7 +50,7 @@ def is_over(run: RunFolder) -> bool:
 
 def over_words(run: RunFolder) -> str:
     """One sentence on a run whose dataflow does not answer."""
-    if is_silent(run):
+    if is_alive(run):
         return silent_words(run)
     state, error = stored_state(run)
     if state == "finished":
@@ -64,8 +64,8 @@ def over_words(run: RunFolder) -> str:
     return f"{run.path} is stopped: no dataflow answers; {goes_on}"
 
 
-def is_silent(run: RunFolder) -> bool:
-    """Its dataflow lives; asked of one that does not answer."""
+def is_alive(run: RunFolder) -> bool:
+    """Whether its dataflow lives, and can be asked."""
     return run.endpoint.exists() and is_held(run.path)
 
 
@@ -79,8 +79,9 @@ def silent_words(run: RunFolder) -> str:
 def say_over(run: RunFolder, *, as_json: bool) -> int:
     """Of a run that nobody serves now, what the ledger says. Exit code 0 if it has finished, else 1."""
     state, error = stored_state(run)
-    told = json.dumps({"run": str(run.path), "state": state, "error": error}) if as_json else over_words(run)
-    sys.stdout.write(f"{told}\n")
+    words = over_words(run)
+    told = {"run": str(run.path), "state": state, "error": error, "why": words}
+    sys.stdout.write(f"{json.dumps(told) if as_json else words}\n")
     return 0 if state == "finished" else 1
 
 

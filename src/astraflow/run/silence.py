@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 SILENT_S = 15.0
 
@@ -13,7 +14,7 @@ class Silence:
     """Seconds of a monotonic clock."""
     told: bool = False
 
-    def see(self, now: float, *, answered: bool, log: object) -> str | None:
+    def see(self, now: float, *, answered: bool, log: Path) -> str | None:
         """What is to be said of it at ``now``, if anything. ``log``: where people should look."""
         if answered:
             was, self.told, self.heard_at = self.told, False, now

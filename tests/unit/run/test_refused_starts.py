@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from astraflow.dataflow.store import lock_run
+from astraflow.dataflow.store import is_held, lock_run
 from astraflow.run.cli import main
 
 TINY = "examples/tiny.py"
@@ -37,3 +37,17 @@ def test_a_resume_of_a_run_that_somebody_serves(
         assert sorted((path, path.stat().st_mtime_ns) for path in run.path.rglob("*")) == before
     said = capsys.readouterr()
     assert f"another dataflow serves {run.path}: stop it first" in said.err and "goes on" not in said.out
+
+
+def test_who_asks_whether_a_run_is_held_is_in_nobodys_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dataflow that starts just then must not take the question for another dataflow."""
+    assert not is_held(tmp_path)
+    assert not list(tmp_path.iterdir()), "no lock is made by asking"
+    with lock_run(tmp_path):
+        assert is_held(tmp_path)
+    taken: list[object] = []
+    monkeypatch.setattr("astraflow.dataflow.store.fcntl.flock", lambda *arguments: taken.append(arguments))
+    assert not is_held(tmp_path)
+    assert not taken
+    monkeypatch.setattr("astraflow.dataflow.store.LISTED", tmp_path / "none")
+    assert not is_held(tmp_path)
