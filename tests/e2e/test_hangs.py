@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sqlite3
 import urllib.error
 import urllib.request
@@ -12,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import GOOD
-from tests.e2e.test_kill import DEADLINE_S, output, started, wait_for
+from tests.e2e.conftest import GOOD, Cli
+from tests.e2e.test_kill import DEADLINE_S, output, processes_of, started, version_of, wait_for
 from tests.e2e.test_run import check_ended
 
 pytestmark = pytest.mark.slow
@@ -103,3 +105,36 @@ def test_a_workflow_that_never_returns(
     assert failure["failure"] == "timeout"
     assert "the workflow did not return within 5 s" in failure["error"]
     assert "died" not in output(run)
+
+
+def test_a_workflow_that_always_blocks_ends_the_run_and_the_ledger_has_the_cause(
+    environment: dict[str, str], write_recipe: Callable[..., Path], cli: Cli, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    recipe = write_recipe(f"import time\n    time.sleep(3600)\n    {GOOD}")
+    more = ("--set", f"steps={STEPS}", "rollout.block_limit_s=3", "limits.first_failures=100")
+    with started(environment, recipe, run, *more) as process:
+        assert process.wait(timeout=DEADLINE_S) == 1, output(run)[-3000:]
+    for verb in ("status", "doctor"):
+        said = cli(verb, run)
+        assert said.returncode == 1, said.stdout
+        assert "rollout-0 died 3 times in a row" in said.stdout, "the ledger knows what the launcher knew"
+        assert "blocked the event loop for 3 s at micro.py:" in said.stdout
+
+
+@pytest.mark.parametrize("victim", ["rollout", "trainer", "dataflow"])
+def test_a_process_that_is_stopped_for_good_is_named_and_replaced(
+    environment: dict[str, str], write_recipe: Callable[..., Path], tmp_path: Path, victim: str
+) -> None:
+    """SIGSTOP without end: it lives, holds its sockets, and says nothing."""
+    run = tmp_path / "run"
+    more = ("--set", "steps=150", "limits.hung_after_s=4", "limits.dead_after_s=5", "limits.lease_ttl_s=5")
+    with started(environment, write_recipe(), run, *more) as process:
+        wait_for("the tenth step", lambda: version_of(run) >= 10)
+        (pid,) = [pid for pid, verb in processes_of(run).items() if verb == victim]
+        os.kill(pid, signal.SIGSTOP)
+        assert process.wait(timeout=DEADLINE_S) == 0, output(run)[-3000:]
+    name = {"rollout": "rollout-0", "trainer": "trainer-main", "dataflow": "dataflow"}[victim]
+    assert f"{name} is ended: is not heard of for" in output(run)
+    assert f"{name} died with signal SIGKILL" in output(run)
+    check_ended(run, steps=150)

@@ -42,6 +42,8 @@ class Components:
         """By worker; a memory of the reports, None: read them again."""
         self._reports: dict[tuple[str, str], tuple[bytes, ComponentReport]] = {}
         """By component and name: the newest one that was decoded, and what it was decoded from."""
+        self.unheard: set[tuple[str, str]] = set()
+        """Component and name of who was alive when nobody could be heard, and has not been heard since."""
         store.on_rollback.append(self._forget)
 
     def heard(self, now: float, component: str, name: str, incarnation: str) -> bool:
@@ -50,6 +52,7 @@ class Components:
         Raises NameTaken if another incarnation of this name was heard within two heartbeats; of a process that was
         killed nothing is heard, so its successor need not wait until it is declared dead.
         """
+        self.unheard.discard((component, name))
         row = self._store.one(
             "SELECT incarnation, state, heard_at FROM components WHERE component = ? AND name = ?", component, name
         )
@@ -167,6 +170,7 @@ class Components:
     def new_terms(self, now: float) -> None:
         """Nobody could be heard: after a restart of dataflow, or a long time in which it did not look."""
         self._store.run("UPDATE components SET heard_at = ? WHERE state = 'alive'", (now,))
+        self.unheard.update(self._store.all("SELECT component, name FROM components WHERE state = 'alive'"))
 
     def all(self) -> list[ComponentRow]:
         return [

@@ -101,14 +101,17 @@ class Limits:
     """The run stops when its first episodes all fail in user code or by their time limit."""
     batch_failures: int = 3
     starved_after_s: float = 600.0
-    """How long no worker may serve what the run needs, before that is an error."""
+    """How long no worker may serve what the run needs, and no trainer a batch, before that is an error."""
+    hung_after_s: float = 60.0
+    """How long a process of the launcher may live unheard of (worker and trainer: from when they count as dead), before
+    it is ended and started again."""
     when_starved: Literal["wait", "smaller_batch", "stop"] = "stop"
     """What is done when a policy cannot get a batch: wait where something may still come, cut what is kept, or fail."""
     retain: Literal["checkpoint", "all"] = "checkpoint"
     """Bytes of episodes and batches: kept until the oldest checkpoint covers them, or for ever."""
 
     def __post_init__(self) -> None:
-        for name in ("lease_ttl_s", "heartbeat_s", "dead_after_s", "time_limit_s", "starved_after_s"):
+        for name in ("lease_ttl_s", "heartbeat_s", "dead_after_s", "time_limit_s", "starved_after_s", "hung_after_s"):
             value = getattr(self, name)
             if not 0 < value < float("inf"):
                 raise ConfigError(f"Limits.{name} must be in (0, inf) seconds, found {value}")

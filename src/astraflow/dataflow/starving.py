@@ -7,11 +7,12 @@ wait            say so and go on, where a worker that joins or a lucky group may
 
 from __future__ import annotations
 
-from astraflow.dataflow.diagnosis import diagnosis, learned
+from astraflow.dataflow.diagnosis import diagnosis, learned, waits_since
 from astraflow.dataflow.ledger import Ledger
 from astraflow.dataflow.settle import TOO_FEW
 
 NOBODY = "no worker served it"
+NO_TRAINER = "no trainer of it was heard of"
 
 
 def starve(ledger: Ledger, now: float, policy: str, cause: str, *, hopeless: bool = False) -> bool:
@@ -91,11 +92,40 @@ def smaller_batch(ledger: Ledger, policy: str) -> bool:
     return False
 
 
+def starve_untrained(ledger: Ledger, now: float, policy: str, for_s: float) -> None:
+    """It has a batch, and nobody trains it: no smaller one helps, and only ``wait`` has a trainer to hope for."""
+    row = ledger.store.one(
+        "SELECT c.name, c.state, c.heard_at FROM trainers t JOIN components c ON c.component = 'trainer' "
+        "AND c.name = t.name WHERE t.policy = ?",
+        policy,
+    )
+    who = f"{row[0]} {row[1]}, last heard of {now - row[2]:.0f} s ago" if row else "none has ever registered"
+    since = ledger.time_text(waits_since(ledger, policy))
+    sentence = (
+        f"no step of policy {policy} since {since}: {NO_TRAINER} for {for_s:.0f} s (limit "
+        f"{ledger.spec.limits.starved_after_s:g} s), and a batch waits for one; {who}; start "
+        f"'astraflow trainer --policy {policy}' and look into the log of the one before"
+    )
+    if ledger.spec.limits.when_starved == "wait":
+        _note(ledger, now, policy, sentence)
+    else:
+        ledger.stop(now, "Starved", sentence)
+
+
 def served(ledger: Ledger) -> None:
     """There is a worker again: whoever was told to wait for one need not be told any more."""
     for policy in ledger.policies.trainable:
-        if NOBODY in (starved_words(ledger, policy) or ""):
-            ledger.store.run("DELETE FROM meta WHERE key = ?", (_said(policy),))
+        _unsay(ledger, policy, NOBODY)
+
+
+def trained(ledger: Ledger, policy: str) -> None:
+    """There is a trainer again, or nothing for one to do."""
+    _unsay(ledger, policy, NO_TRAINER)
+
+
+def _unsay(ledger: Ledger, policy: str, cause: str) -> None:
+    if cause in (starved_words(ledger, policy) or ""):
+        ledger.store.run("DELETE FROM meta WHERE key = ?", (_said(policy),))
 
 
 def fed(ledger: Ledger, policy: str) -> None:

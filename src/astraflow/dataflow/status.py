@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+import msgspec
+
+from astraflow.dataflow.components import ComponentRow
 from astraflow.dataflow.diagnosis import lacks
 from astraflow.dataflow.ledger import Ledger
 from astraflow.dataflow.starving import starved_words
@@ -90,11 +93,19 @@ def _components(ledger: Ledger, now: float) -> tuple[m.ComponentStatus, ...]:
             name=each.name,
             state=each.state,
             heard_s=max(0.0, now - each.heard_at),
-            report=each.report,
+            report=_report(ledger, each),
             held=held.get(each.name, 0) if each.component == "rollout" else 0,
         )
         for each in ledger.components.all()
     )
+
+
+def _report(ledger: Ledger, row: ComponentRow) -> m.ComponentReport:
+    """What it said before a time when nobody could be heard is no news of what it does now."""
+    if row.state != "alive" or (row.component, row.name) not in ledger.components.unheard:
+        return row.report
+    why = "since dataflow was started or stood still"
+    return msgspec.structs.replace(row.report, doing="unheard", since_s=0.0, why=why, error=None)
 
 
 def events(store: Store, request: m.EventsRequest) -> m.EventsReply:

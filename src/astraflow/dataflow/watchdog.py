@@ -2,31 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from astraflow.algorithms.base import PolicyRoom
 from astraflow.dataflow.components import ROLLOUT
 from astraflow.dataflow.diagnosis import serves, workers_words
 from astraflow.dataflow.episodes import SUPERVISED_DONE
 from astraflow.dataflow.ledger import FORGIVEN, Ledger
-from astraflow.dataflow.starving import NOBODY, served, starve
+from astraflow.dataflow.starving import NOBODY, served, starve, starve_untrained, trained
 from astraflow.dataflow.sweeps import HEARD_AGAIN
+
+Rooms = Mapping[str, PolicyRoom]
+WITH_TRAINER = (
+    "SELECT t.policy FROM trainers t JOIN components c ON c.component = 'trainer' AND c.name = t.name "
+    "WHERE c.state = 'alive'"
+)
 
 
 class Watchdog:
     def __init__(self, ledger: Ledger, now: float) -> None:
         self._ledger = ledger
         self._served_at = now
+        self._trained_at: dict[str, float] = {}
+        """By policy, when it was last seen to have a trainer, or no need of one."""
 
     def look(self, now: float) -> bool:
         """True if something was done: whoever waits must ask again."""
         ledger = self._ledger
         if ledger.state != "running":
             return False
-        return self._nobody_serves(now) or self._tasks_used_up(now)
+        rooms = ledger.groups.rooms()
+        return self._nobody_serves(now, rooms) or self._nobody_trains(now, rooms) or self._tasks_used_up(now, rooms)
 
-    def _nobody_serves(self, now: float) -> bool:
+    def _nobody_trains(self, now: float, rooms: Rooms) -> bool:
+        """A policy has a whole batch, and its trainer is dead or never came."""
+        ledger, acted = self._ledger, False
+        alive = {policy for (policy,) in ledger.store.all(WITH_TRAINER)}
+        again = float(ledger.store.get(HEARD_AGAIN) or 0.0)
+        for policy, room in rooms.items():
+            waits = room.batched_groups or room.kept_groups >= room.groups_per_batch
+            if not room.steps_left or not waits or policy in alive:
+                self._trained_at[policy] = now
+                trained(ledger, policy)
+                continue
+            since = max(self._trained_at.setdefault(policy, now), again)
+            if now - since >= ledger.spec.limits.starved_after_s:
+                self._trained_at[policy], acted = now, True
+                starve_untrained(ledger, now, policy, now - since)
+        return acted
+
+    def _nobody_serves(self, now: float, rooms: Rooms) -> bool:
         ledger = self._ledger
         workers = [each for each in ledger.components.all() if each.component == ROLLOUT]
-        rooms = ledger.groups.rooms()
         if not self._episodes_wanted(rooms) or any(serves(ledger, each) for each in workers):
             self._served_at = now
             served(ledger)
@@ -50,17 +77,17 @@ class Watchdog:
                 break
         return True
 
-    def _episodes_wanted(self, rooms: dict[str, PolicyRoom]) -> bool:
+    def _episodes_wanted(self, rooms: Rooms) -> bool:
         """False while trainers have all that they need."""
         return bool(self._ledger.evals.open) or any(
             room.steps_left and not room.batched_groups for room in rooms.values()
         )
 
-    def _tasks_used_up(self, now: float) -> bool:
+    def _tasks_used_up(self, now: float, rooms: Rooms) -> bool:
         ledger = self._ledger
         if not ledger.exhausted:
             return False
-        for policy, room in ledger.groups.rooms().items():
+        for policy, room in rooms.items():
             short = room.kept_groups < room.groups_per_batch
             if room.steps_left and not room.open_groups and not room.batched_groups and short:
                 cause = (

@@ -91,6 +91,26 @@ def diagnosis_lines(diagnosis: Diagnosis) -> list[str]:
 # ── the checks ──
 
 
+def _run(it: Symptoms) -> Finding | None:
+    if not it.failed:
+        return None
+    return Finding(
+        name="run", state=State.BROKEN, found=f"failed: {it.failed}", normal="goes on", advice="mend that first"
+    )
+
+
+def _processes(it: Symptoms) -> Finding | None:
+    if not it.absent:
+        return None
+    return Finding(
+        name="processes",
+        state=State.BROKEN,
+        found=it.absent,
+        normal="a trainer for each policy that is trained, and a rollout service",
+        advice="see 'astraflow status RUN' and the logs; the launcher starts its own again after limits.hung_after_s",
+    )
+
+
 def _episodes(it: Symptoms) -> Finding:
     failed = sum(it.given_up.values())
     share = failed / it.episodes if it.episodes else 0.0
@@ -276,6 +296,8 @@ CHECKS: tuple[Callable[[Symptoms], Finding | None], ...] = (
     _clip,
     _entropy,
     _update,
+    _processes,
+    _run,
 )
 """Causes before effects. None: there is no such thing in this run."""
 

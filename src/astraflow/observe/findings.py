@@ -24,6 +24,10 @@ class Symptoms:
 
     policy: str
     max_staleness: int
+    failed: str = ""
+    """Why the run has failed."""
+    absent: str = ""
+    """Which process the policy cannot do without, of a run that is going on, is not there."""
     steps: int = 0
     """Committed."""
     groups: int = 0

@@ -98,6 +98,7 @@ class RolloutService:
         """Leases that are ours and whose episode dataflow does not have yet."""
         self._free = asyncio.Event()
         self._drain = asyncio.Event()
+        self._said_at = float("-inf")
         self._leave = asyncio.Event()
         self._because = ""
         """Why it drains."""
@@ -371,7 +372,7 @@ class RolloutService:
     async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
         """Its result; called again, and said to be, while dataflow is out of reach (``patience_s``) or has no space."""
         began = self._clock.monotonic()
-        pause, said = 0.1, began
+        pause = 0.1
         while True:
             try:
                 return await call()
@@ -380,8 +381,8 @@ class RolloutService:
                 limit, wait = (SPACE_PATIENCE_S, Wait.STORAGE) if full else (self._settings.patience_s, Wait.DATAFLOW)
                 if now - began >= limit:
                     raise type(error)(f"dataflow was out of reach for {now - began:.0f} s: {error}") from error
-                if now - said >= LONGEST_PAUSE_S:
-                    said = now
+                if now - max(began, self._said_at) >= LONGEST_PAUSE_S:  # one of all that wait says it
+                    self._said_at = now
                     log.warning("waits_for_dataflow for_s=%.0f patience_s=%.0f: %s", now - began, limit, error)
                 with self.activity.waiting(wait, str(error)):
                     await asyncio.sleep(pause)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import os
 import signal
 import sys
@@ -21,6 +22,10 @@ from astraflow.engines.threads import available_cores
 LIFELINE = "ASTRAFLOW_LIFELINE"
 """Set for processes that a launcher started."""
 ORPHANED = 75
+WHERE = signal.SIGUSR2
+"""A child answers it with the stack of each of its threads, in its log; without any help of Python's main loop."""
+WRITE_S = 1.0
+STDERR = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +85,13 @@ class Child:
     def kill(self) -> None:
         self._signal(signal.SIGKILL)
 
+    async def end_hung(self) -> None:
+        """It does not listen: let it write where its threads are, as far as it can, and kill it."""
+        self._signal(WHERE)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.wait(), WRITE_S)
+        self.kill()
+
     async def end(self, *, grace_s: float) -> int:
         """Ask, wait so long, then kill."""
         self.stop()
@@ -113,7 +125,8 @@ def read_tail(path: Path, size: int = 16384) -> list[str]:
 
 
 def hold_lifeline() -> None:
-    """Called by a child: ends this process at once when its launcher is gone."""
+    """Called by a child: ends this process at once when its launcher is gone. ``WHERE`` is answered from here on."""
+    faulthandler.register(WHERE, file=STDERR, all_threads=True)
     if not os.environ.get(LIFELINE):
         return
 

@@ -14,6 +14,8 @@ import msgspec
 from astraflow.disk import absent_if_raises, writing
 from astraflow.errors import ConfigError
 
+CACHE = "cache-"
+"""Begins the name of a folder that a worker has while it lives, then comes its name."""
 COPY = "restore it from a copy"
 ANOTHER = "name another folder by --run-dir"
 

@@ -39,8 +39,11 @@ def patience_s(run: str) -> float:
     return GONE_S if "://" not in run and not is_alive(RunFolder(Path(run))) else BUSY_S
 
 
-async def operate(run: str, request: OperatorRequest, *, ca: Path | None = None) -> None:
-    """Raises what dataflow refuses, and ConfigError when none answers. ``ca``: certificate to trust."""
+async def operate(run: str, request: OperatorRequest, *, ca: Path | None = None) -> tuple[str, ...] | None:
+    """Which policies are trained after it; None: dataflow did not live to tell.
+
+    Raises what dataflow refuses, and ConfigError when none answers. ``ca``: certificate to trust.
+    """
     found = require_dataflow(run)
     async with HttpDataflow(*found, retry_s=patience_s(run), ca=ca) as client:
         try:
@@ -53,3 +56,8 @@ async def operate(run: str, request: OperatorRequest, *, ca: Path | None = None)
             if is_alive(folder):
                 raise ConfigError(f"{silent_words(folder)}; {unknown}") from error
             raise ConfigError(f"this is for a run that goes on: {over_words(folder)}") from error
+        try:
+            after = await client.status()
+        except Unavailable:
+            return None
+        return tuple(each.policy for each in after.policies if each.trainable and each.version < each.steps)

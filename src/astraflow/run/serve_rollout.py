@@ -30,6 +30,7 @@ from astraflow.rollout.standstill import SPEAK_S, StandstillWorker
 from astraflow.rollout.template import ChatTemplate
 from astraflow.run.canary import user_says
 from astraflow.run.config import Resolved
+from astraflow.run.layout import CACHE
 from astraflow.run.logs import configure_logging, incarnation, process_name
 from astraflow.run.recipe import Recipe
 from astraflow.run.stores import Sharing, origin_store, sharing_store
@@ -112,7 +113,7 @@ async def serve_rollout(
         HttpDataflow(url, from_environment(), ca=ca, rate=rate) as client,
     ):
         origin = origin_store(resolved.recipe, client, run_dir, rate)
-        with tempfile.TemporaryDirectory(prefix="cache-", dir=run_dir) as folder:
+        with tempfile.TemporaryDirectory(prefix=f"{CACHE}{name}-", dir=run_dir) as folder:
             cache = Path(folder)
             async with sharing_store(resolved, sharing, origin, cache=cache, ca=ca, rate=rate) as store:
                 service = build_rollout(

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import shutil
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -23,11 +24,11 @@ from astraflow.run.child import Child, ChildSpec, shared_cores
 from astraflow.run.config import Resolved
 from astraflow.run.joined import need_trainers
 from astraflow.run.layout import RunFolder, read_json
-from astraflow.run.silence import Silence
+from astraflow.run.post import Post, caches_of, is_heard, set_back, was_told, why_left
+from astraflow.run.silence import ANSWER_S, Silence
 from astraflow.run.useful import Useful
 from astraflow.wire.calls import Role
 from astraflow.wire.client import HttpDataflow
-from astraflow.wire.goodbye import TOLD
 from astraflow.wire.messages import OperatorRequest, StatusReply
 from astraflow.wire.tokens import ENVIRONMENT, Tokens
 
@@ -57,25 +58,6 @@ class Listen:
             return ("--host", self.host, "--port", str(self.port))
         tls = ("--tls-cert", str(self.tls_cert), "--tls-key", str(self.tls_key))
         return ("--host", self.host, "--port", str(self.port), *tls)
-
-
-@dataclass(kw_only=True)
-class _Post:
-    """A place that must be filled until the run ends."""
-
-    spec: ChildSpec
-    role: Role
-    policy: str | None
-    child: Child | None = None
-    useful: Useful | None = None
-    """Of ``child``."""
-    starts: int = 0
-    quick_deaths: int = 0
-    """In a row."""
-    left: bool = False
-    """Ended by itself with 0: nothing more to do there."""
-    told: bool = False
-    """That it left was said."""
 
 
 class Watcher(Protocol):
@@ -113,7 +95,7 @@ class Supervisor:
         self._run, self._resolved, self._listen = run, resolved, listen
         self._watch, self._say = watch, say
         self._tokens = Tokens.read(run.path)
-        self._posts: dict[str, _Post] = {}
+        self._posts: dict[str, Post] = {}
         self._interrupts = 0
         self._stop = asyncio.Event()
 
@@ -159,6 +141,7 @@ class Supervisor:
         fixed = dataclasses.replace(self._listen, port=int(url.rpartition(":")[2]))
         again = self._post("dataflow", ("dataflow", *fixed.flags(), *self._recording), Role.OPERATOR, None)
         again.child, again.useful, again.starts = post.child, post.useful, post.starts
+        again.silence = post.silence
         return url
 
     def _add_workers(self, url: str) -> None:
@@ -187,11 +170,11 @@ class Supervisor:
                 self._add_trainer(url, policy)
         unfinished = {each.policy for each in status.policies if each.trainable and each.version < each.steps}
         for post in self._posts.values():
-            if post.left and post.policy in unfinished and not _was_told(post, status):
+            if post.left and post.policy in unfinished and not was_told(post, status):
                 self._say(f"policy {post.policy} is trained again")
                 post.left, post.told, post.child = False, False, None
 
-    def _post(self, name: str, arguments: Sequence[str], role: Role, policy: str | None) -> _Post:
+    def _post(self, name: str, arguments: Sequence[str], role: Role, policy: str | None) -> Post:
         recipe = self._resolved.recipe
         busy = 1 if role is Role.OPERATOR else recipe.services + len(recipe.trainable)
         verb, *rest = arguments
@@ -201,11 +184,11 @@ class Supervisor:
             environment={**shared_cores(busy, decodes=role is Role.WORKER), ENVIRONMENT: self._tokens.of(role, policy)},
             log=self._run.logs / f"{name}.log",
         )
-        post = _Post(spec=spec, role=role, policy=policy)
+        post = Post(spec=spec, role=role, policy=policy)
         self._posts[name] = post
         return post
 
-    async def _start(self, post: _Post) -> None:
+    async def _start(self, post: Post) -> None:
         post.starts += 1
         spec = post.spec
         name = spec.name
@@ -214,8 +197,19 @@ class Supervisor:
             name = f"{spec.name}.{post.starts}"
             again = tuple(name if word == spec.name else word for word in spec.arguments)
             spec = dataclasses.replace(spec, arguments=again)
+        for left in caches_of(self._run.path, post.spec.name):
+            shutil.rmtree(left, ignore_errors=True)
         post.child = await Child.start(spec)
         post.useful = Useful(role=post.role, name=name, policy=post.policy)
+        limits, serves = self._resolved.recipe.limits, post.role is Role.OPERATOR
+        post.silence = Silence(
+            name=post.spec.name,
+            log=spec.log,
+            started_at=post.child.started_s,
+            tell_after_s=ANSWER_S if serves else 0.0,
+            first_word_s=START_S if serves else limits.starved_after_s,
+            hung_after_s=limits.hung_after_s,
+        )
         if self._watcher is not None:
             self._watcher.started(post.spec.name, name, post.child)
         if post.starts > 1:
@@ -226,15 +220,19 @@ class Supervisor:
     async def _follow(self, client: HttpDataflow) -> StatusReply:
         last: StatusReply | None = None
         clock = asyncio.get_running_loop().time
-        silence = Silence(heard_at=clock())
         while True:
-            await self._fill_posts()
+            try:
+                await self._fill_posts()
+            except RunFailed as error:
+                await self._tell_failed(client, error)
+                raise
+            asked_at = clock()
             found = await self._status(client)
-            words = silence.see(clock(), answered=found is not None, log=self._run.logs / "dataflow.log")
-            if words is not None:
-                self._say(words)
+            await self._end_hung(asked_at, found)
             if found is not None:
                 self._see(found)
+                for words in set_back(last, found):
+                    self._say(words)
                 self._staff(client.url, found)
                 self._say_who_left(found)
             last = found or last
@@ -254,6 +252,23 @@ class Supervisor:
         except Unavailable:
             return None
 
+    async def _tell_failed(self, client: HttpDataflow, error: RunFailed) -> None:
+        """So that the ledger has the cause too, unless dataflow is what died."""
+        with contextlib.suppress(AstraFlowError):
+            await client.operate(OperatorRequest(action="stop", error=str(error)))
+
+    async def _end_hung(self, asked_at: float, status: StatusReply | None) -> None:
+        """Who lives and is silent for too long dies, which is looked at next."""
+        for post in self._posts.values():
+            heard = is_heard(post, status, asked_at)
+            if post.child is None or post.child.code is not None or post.silence is None or heard is None:
+                continue
+            verdict = post.silence.see(asked_at, heard=heard)
+            if verdict.words is not None:
+                self._say(verdict.words)
+            if verdict.end:
+                await post.child.end_hung()
+
     def _see(self, status: StatusReply) -> None:
         for post in self._posts.values():
             if post.useful is not None:
@@ -264,7 +279,7 @@ class Supervisor:
         for post in self._posts.values():
             if post.left and not post.told and status.state == "running":
                 post.told = True
-                self._say(f"{post.spec.name} has left{_why_left(post, status)}; it is not started again")
+                self._say(f"{post.spec.name} has left{why_left(post, status)}; it is not started again")
 
     async def _fill_posts(self) -> None:
         now = asyncio.get_running_loop().time()
@@ -277,7 +292,7 @@ class Supervisor:
             if not post.left:
                 await self._start(post)
 
-    def _look_at_death(self, post: _Post, child: Child, now: float) -> None:
+    def _look_at_death(self, post: Post, child: Child, now: float) -> None:
         if self._watcher is not None and post.useful is not None:
             self._watcher.died(post.spec.name, post.useful.name, child)
         if child.code == 0 and post.spec.name != "dataflow":
@@ -349,19 +364,6 @@ class Supervisor:
 async def _all(waits: Sequence[Awaitable[object]]) -> None:
     if waits:
         await asyncio.gather(*waits)
-
-
-def _why_left(post: _Post, status: StatusReply) -> str:
-    """``: it was told to stop``, if dataflow was told."""
-    name = post.useful.name if post.useful is not None else post.spec.name
-    names = (name, post.policy)  # a trainer is known by its policy
-    said = [each.report.why for each in status.components if each.name in names and each.state == "left"]
-    return f": {said[0]}" if said and said[0] else ""
-
-
-def _was_told(post: _Post, status: StatusReply) -> bool:
-    """Somebody stopped it on purpose: that is his business."""
-    return _why_left(post, status).endswith(TOLD)
 
 
 def place_flags(places: Sequence[Sequence[str]], number: int) -> tuple[str, ...]:

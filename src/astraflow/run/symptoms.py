@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from astraflow.observe.doctor import RECENT_GROUPS
 from astraflow.observe.findings import RECENT_STEPS, Symptoms
 from astraflow.run.config import read_config
 from astraflow.run.layout import COPY, RunFolder
+from astraflow.run.over import is_alive, stored_state
 from astraflow.run.run_db import open_run_db
 
 NO_SIGNAL = ("zero_variance", "no_baseline", "zero_advantage", "no_signal")
@@ -30,10 +32,31 @@ def symptoms_of(run: RunFolder) -> list[Symptoms]:
         raise ConfigError(
             f"{run.config} does not hold a run's config: {error!r} is missing or no number; {COPY}"
         ) from error
+    state, cause = stored_state(run)
+    failed = (cause or "without a cause") if state == "failed" else ""
+    alive = is_alive(run)
     with open_run_db(run.database) as db:
         names = db.connection.execute("SELECT name FROM policies WHERE trainable = 1 ORDER BY name").fetchall()
         joined = db.joined()  # each has the settings of the one that it is like
-        return [_symptoms(db.connection, name, bounds[joined.get(name, name)]) for (name,) in names]
+        found = [_symptoms(db.connection, name, bounds[joined.get(name, name)]) for (name,) in names]
+        absent = {name: _absent(db.connection, name) if alive else "" for (name,) in names}
+    return [replace(each, failed=failed, absent=absent[each.policy]) for each in found]
+
+
+def _absent(db: sqlite3.Connection, policy: str) -> str:
+    """Who was declared dead, and that no one has taken his place."""
+    rows = db.execute(
+        "SELECT c.name FROM trainers t JOIN components c ON c.component = 'trainer' AND c.name = t.name "
+        "WHERE t.policy = ? AND c.state = 'dead'",
+        (policy,),
+    ).fetchall()
+    workers = dict(
+        db.execute("SELECT state, COUNT(*) FROM components WHERE component = 'rollout' GROUP BY state").fetchall()
+    )
+    parts = [f"its trainer {name} is dead" for (name,) in rows]
+    if workers.get("dead") and not workers.get("alive"):
+        parts.append("no rollout service is alive")
+    return "; ".join(parts)
 
 
 def _symptoms(db: sqlite3.Connection, policy: str, max_staleness: int) -> Symptoms:

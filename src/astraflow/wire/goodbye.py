@@ -31,4 +31,4 @@ async def say_goodbye(
         async with asyncio.timeout(GOODBYE_S):
             await dataflow.report(request)
     except (AstraFlowError, TimeoutError) as error:
-        log.info("goodbye_not_heard component=%s name=%s error=%s", component, name, error)
+        log.info("goodbye_not_heard component=%s name=%s error=%r", component, name, error)

@@ -160,6 +160,17 @@ class _Stored(msgspec.Struct, forbid_unknown_fields=True):
     trainers: dict[str, str]
 
 
+def lend(folder: Path | None, role: Role, policy: str | None = None) -> None:
+    """To this process, unless it was given one: that of a run folder which lies here, if its owner may read it."""
+    if folder is None or os.environ.get(ENVIRONMENT) or not (folder / FILE).exists():
+        return
+    tokens = Tokens.read(folder)
+    if role is Role.TRAINER and policy is None and len(tokens.trainers) == 1:
+        (policy,) = tokens.trainers
+    if role is not Role.TRAINER or policy is not None:
+        os.environ[ENVIRONMENT] = tokens.of(role, policy)
+
+
 def from_environment() -> str | None:
     """The token that the launcher gave to this process, if any."""
     return os.environ.get(ENVIRONMENT) or None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from astraflow.dataflow.settings import Limits
@@ -175,3 +177,24 @@ def test_a_gap_that_did_not_get_to_the_disk_is_the_watchdogs_too(monkeypatch: py
         assert rig.service.ledger.state == "running"
         rig.advance(60)
         assert rig.service.ledger.state == "failed"
+
+
+def test_what_was_said_before_a_restart_is_no_news(tmp_path: Path) -> None:
+    """Status shows what a process does now, or that nobody knows."""
+    busy = m.ComponentReport(doing="plays", why="as always", metrics={"token/sampled": 5.0}, error="an old one")
+
+    def shown(rig: Rig) -> m.ComponentReport:
+        status = rig.go(rig.flow.status())
+        return next(each.report for each in status.components if each.component == "rollout")
+
+    with Rig(make_spec(), folder=tmp_path) as rig:
+        rig.advance(1)
+        rig.go(rig.flow.renew(m.RenewRequest(worker="w", incarnation="w", report=busy)))
+        assert shown(rig) == busy
+        rig.restart()
+        found = shown(rig)
+        assert (found.doing, found.why, found.error) == ("unheard", "since dataflow was started or stood still", None)
+        assert found.metrics == busy.metrics, "what it has done stays done"
+        rig.advance(1)
+        rig.go(rig.flow.renew(m.RenewRequest(worker="w", incarnation="w", report=busy)))
+        assert shown(rig) == busy

@@ -11,6 +11,7 @@ from astraflow.algorithms.curate import Shuffled
 from astraflow.algorithms.keep import DropZeroVariance
 from astraflow.algorithms.select import EarliestDeadline
 from astraflow.dataflow.settings import EvalSpec, Limits, PolicySpec
+from astraflow.dataflow.starving import NO_TRAINER
 from astraflow.errors import ConfigError, Starved
 from astraflow.observe.status import status_lines
 from astraflow.wire import messages as m
@@ -293,3 +294,82 @@ def test_status_has_a_line_for_dataflow_and_its_loop_lag() -> None:
         rig.advance(7)
         rig.service._commits.full = False
         assert any("has failed for 7.0 s" in line for line in status_lines(rig.go(rig.flow.status())))
+
+
+# ── nobody trains ──
+
+
+def idle(rig: Rig, seconds: int = 70) -> None:
+    """A worker lives, its trainer says nothing."""
+    for _ in range(seconds // 5):
+        rig.advance(5)
+        rig.renew()
+
+
+def test_a_batch_that_no_trainer_takes_is_a_diagnosis_and_not_a_wait() -> None:
+    with starved_rig("stop", groups_per_batch=1) as rig:
+        epoch = rig.resume()
+        rig.step(epoch)
+        rig.play_groups(1)
+        rig.take(epoch)
+        idle(rig, 60)
+        assert rig.service.ledger.state == "running", "not yet dead for a minute"
+        idle(rig, 15)
+        assert re.fullmatch(
+            r"no step of policy p since \d\d:\d\d:\d\d: no trainer of it was heard of for 6\d s \(limit 60 s\), and "
+            r"a batch waits for one; t-p dead, last heard of \d\d s ago; start 'astraflow trainer --policy p' and look "
+            r"into the log of the one before",
+            error(rig),
+        )
+
+
+def test_a_policy_that_never_had_a_trainer() -> None:
+    with starved_rig("smaller_batch", groups_per_batch=1) as rig:
+        rig.play_groups(1)
+        idle(rig)
+        assert "no trainer of it was heard of for 60 s" in error(rig)
+        assert "none has ever registered" in error(rig), "a smaller batch helps nobody"
+
+
+def test_a_trainer_that_says_nothing_but_that_it_lives_is_no_starvation() -> None:
+    with starved_rig("stop", groups_per_batch=1) as rig:
+        epoch = rig.resume()
+        rig.play_groups(1)
+        rig.take(epoch)
+        for _ in range(60):
+            rig.advance(5)
+            rig.renew()
+            rig.batch(epoch)
+        assert rig.service.ledger.state == "running"
+
+
+def test_nobody_is_missed_where_there_is_nothing_to_train() -> None:
+    with starved_rig("stop", groups_per_batch=2) as rig:
+        rig.play_groups(1)
+        idle(rig, 300)
+        assert rig.service.ledger.state == "running", "half a batch"
+
+
+def test_wait_for_a_trainer_is_said_until_one_comes() -> None:
+    with starved_rig("wait", groups_per_batch=1) as rig:
+        rig.resume()
+        rig.play_groups(1)
+        idle(rig, 200)
+        assert rig.service.ledger.state == "running"
+        (sentence,) = starve_words(rig)
+        assert "no trainer of it was heard of" in sentence
+        (policy,) = rig.go(rig.flow.status()).policies
+        assert policy.waits == sentence
+        rig.resume(incarnation="another")
+        idle(rig, 5)
+        (policy,) = rig.go(rig.flow.status()).policies
+        assert NO_TRAINER not in policy.waits
+
+
+def test_a_pause_of_dataflow_is_not_the_trainers_absence() -> None:
+    with starved_rig("stop", groups_per_batch=1) as rig:
+        rig.resume()
+        rig.play_groups(1)
+        rig.pause(500)
+        rig.renew()
+        assert rig.service.ledger.state == "running"

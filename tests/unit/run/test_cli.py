@@ -219,15 +219,23 @@ def test_what_comes_next_can_be_typed_as_it_is_shown(
     ("verb", "words"),
     [("freeze", "solver is frozen: its trainer ends"), ("unfreeze", "solver is trained again; the launcher starts")],
 )
+@pytest.mark.parametrize("left", [("verifier",), (), None])
 def test_freeze_and_unfreeze_send_what_they_are_called(
-    verb: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    verb: str,
+    words: str,
+    left: tuple[str, ...] | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     sent: list[tuple[str, OperatorRequest, Path | None]] = []
 
-    async def operate(run: str, request: OperatorRequest, *, ca: Path | None = None) -> None:
+    async def operate(run: str, request: OperatorRequest, *, ca: Path | None = None) -> tuple[str, ...] | None:
         sent.append((run, request, ca))
+        return left
 
     monkeypatch.setattr("astraflow.run.operate.operate", operate)
     assert main([verb, "runs/one", "solver", "--ca", "cert.pem"]) == 0
     assert sent == [("runs/one", OperatorRequest(action=verb, policy="solver"), Path("cert.pem"))]
-    assert capsys.readouterr().out.startswith(words)
+    said = capsys.readouterr().out
+    assert said.startswith(words)
+    assert ("no policy of runs/one is trained any more" in said) is (left == ())

@@ -379,13 +379,13 @@ def test_each_policy_has_its_own_diagnosis(tmp_path: Path, capsys: pytest.Captur
 def test_the_verdict_is_the_first_line_and_every_finding_says_what_is_normal(
     made: MadeRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = made.groups(9).steps(20, loss__clip_fraction=0.2).ended("failed", "Starved: no task").close()
+    run = made.groups(9).steps(20, loss__clip_fraction=0.2).ended("finished", None).close()
     assert main(["doctor", str(run.path)]) == 0, "something to watch is no failure"
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("WATCH  main: clip: 20.0% of trained tokens")
     assert sum("normal: " in line for line in lines) == 10
     assert sum("do: " in line for line in lines) == 1
-    assert lines[-1] == f"run {run.path}: failed (Starved: no task)"
+    assert lines[-1] == f"run {run.path}: finished"
 
 
 def test_json_has_all_of_it(made: MadeRun, capsys: pytest.CaptureFixture[str]) -> None:
@@ -436,3 +436,52 @@ def test_reading_changes_nothing(made: MadeRun) -> None:
     looked_at(run)
     assert run.database.read_bytes() == before
     assert sqlite3.connect(run.database).execute("SELECT COUNT(*) FROM batches").fetchone() == (20,)
+
+
+# ── the run itself ──
+
+
+def test_a_run_that_failed_is_not_normal(made: MadeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    run = made.healthy().ended("failed", "rollout-0 died 3 times in a row: blocked the event loop").close()
+    diagnosis = looked_at(run)
+    assert diagnosis.state is State.BROKEN
+    assert diagnosis.verdict == (
+        "main: run: failed: rollout-0 died 3 times in a row: blocked the event loop; mend that first"
+    )
+    assert main(["doctor", str(run.path)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("BROKEN  main: run: failed: rollout-0 died")
+    assert lines[-1] == f"run {run.path}: failed (rollout-0 died 3 times in a row: blocked the event loop)"
+
+
+def component(made: MadeRun, kind: str, name: str, state: str) -> None:
+    made.store.run(
+        "INSERT INTO components (component, name, incarnation, state, heard_at) VALUES (?, ?, 'i', ?, 0)",
+        (kind, name, state),
+    )
+
+
+@pytest.mark.parametrize(
+    ("trainer", "workers", "absent"),
+    [
+        ("alive", ["alive"], None),
+        ("dead", ["alive"], "its trainer t is dead"),
+        ("alive", ["dead"], "no rollout service is alive"),
+        ("alive", ["dead", "alive"], None),
+        ("dead", ["dead", "left"], "its trainer t is dead; no rollout service is alive"),
+    ],
+)
+def test_a_process_that_is_missing_while_the_run_goes_on(
+    made: MadeRun, monkeypatch: pytest.MonkeyPatch, trainer: str, workers: list[str], absent: str | None
+) -> None:
+    made.healthy()
+    made.store.run("INSERT INTO trainers VALUES ('main', 't', 'i', 0, 'd', 1, 0)")
+    component(made, "trainer", "t", trainer)
+    for number, state in enumerate(workers):
+        component(made, "rollout", f"w{number}", state)
+    run = made.close()
+    assert looked_at(run).state is State.NORMAL, "whoever died in a run that is stopped is no fault"
+    monkeypatch.setattr("astraflow.run.symptoms.is_alive", lambda _: True)
+    diagnosis = looked_at(run)
+    assert diagnosis.state is (State.NORMAL if absent is None else State.BROKEN)
+    assert [each.found for each in diagnosis.findings if each.name == "processes"] == ([absent] if absent else [])

@@ -122,6 +122,30 @@ def test_a_child_ends_when_its_launcher_is_gone() -> None:
     process.stdout.close()
 
 
+def test_a_child_that_hangs_writes_where_and_is_killed(tmp_path: Path) -> None:
+    """Its main loop does not run: not even Python's own signal handlers would."""
+    code = (
+        "from astraflow.run.child import hold_lifeline\nhold_lifeline()\n"
+        "def waits_for_nobody():\n    print('up', flush=True)\n    while True: pass\nwaits_for_nobody()"
+    )
+
+    async def scenario() -> None:
+        log = tmp_path / "x.log"
+        with log.open("wb") as file:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", code, stdin=-1, stdout=-1, stderr=file, start_new_session=True
+            )
+        assert process.stdout is not None
+        assert await process.stdout.readline() == b"up\n"
+        spec = ChildSpec(name="x", arguments=(), environment={}, log=log)
+        child = Child(spec, process, 0.0)
+        await asyncio.wait_for(child.end_hung(), 10.0)
+        assert await asyncio.wait_for(child.wait(), 10.0) == -signal.SIGKILL
+        assert "in waits_for_nobody" in log.read_text()
+
+    asyncio.run(scenario())
+
+
 def test_a_child_is_told_and_then_killed(tmp_path: Path) -> None:
     async def scenario() -> None:
         spec = ChildSpec(name="x", arguments=("--version",), environment={"SECRET": "s"}, log=tmp_path / "x.log")

@@ -33,7 +33,7 @@ def test_who_does_not_listen_is_named(
     words: str,
 ) -> None:
     async def start(spec: object) -> object:
-        return SimpleNamespace(code=code, last_words=lambda: "nothing in the log")
+        return SimpleNamespace(code=code, started_s=0.0, last_words=lambda: "nothing in the log")
 
     recipe = recipe_with()
     Tokens.make(recipe.trainable).write(tmp_path)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from astraflow.dataflow.settings import Limits
 from astraflow.run.child import Child, ChildSpec
 from astraflow.run.layout import RunFolder
-from astraflow.run.supervisor import Listen, Supervisor, _Post
+from astraflow.run.post import Post
+from astraflow.run.supervisor import Listen, Supervisor
 from astraflow.run.useful import Useful
 from astraflow.wire.calls import Role
 from astraflow.wire.messages import ComponentReport, ComponentStatus, StatusReply
@@ -39,9 +42,10 @@ class Gone:
 
 def supervisor(folder: Path, said: list[str], starts: list[str], monkeypatch: pytest.MonkeyPatch) -> Supervisor:
     Tokens.make(["p"]).write(folder)
-    made = Supervisor(RunFolder(folder), cast("Any", None), listen=Listen(), say=said.append)
+    resolved = SimpleNamespace(recipe=SimpleNamespace(limits=Limits()))
+    made = Supervisor(RunFolder(folder), cast("Any", resolved), listen=Listen(), say=said.append)
     spec = ChildSpec(name=NAME, arguments=("rollout", "--name", NAME), environment={}, log=folder / "log")
-    post = _Post(spec=spec, role=Role.WORKER, policy=None, starts=1)
+    post = Post(spec=spec, role=Role.WORKER, policy=None, starts=1)
     post.useful = Useful(role=Role.WORKER, name=NAME, policy=None)
     made._posts[NAME] = post
 

@@ -12,7 +12,7 @@ from astraflow.errors import AstraFlowError, ConfigError, Unauthorised
 from astraflow.rollout.endpoint import engine_token
 from astraflow.wire.calls import Role
 from astraflow.wire.serve_relay import relay_token
-from astraflow.wire.tokens import ENVIRONMENT, Grant, Tokens, from_environment, is_bearer_of
+from astraflow.wire.tokens import ENVIRONMENT, Grant, Tokens, from_environment, is_bearer_of, lend
 
 
 def test_f96_file_is_private_and_round_trips(tmp_path: Path) -> None:
@@ -112,3 +112,32 @@ def test_from_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert from_environment() is None
     monkeypatch.setenv(ENVIRONMENT, "t")
     assert from_environment() == "t"
+
+
+@pytest.mark.parametrize(
+    ("role", "policy", "lent"),
+    [(Role.WORKER, None, "worker"), (Role.TRAINER, "p", "p"), (Role.TRAINER, "q", "q"), (Role.TRAINER, None, None)],
+)
+def test_a_run_folder_on_this_machine_lends_its_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: Role, policy: str | None, lent: str | None
+) -> None:
+    tokens = Tokens.make(["p", "q"])
+    tokens.write(tmp_path)
+    monkeypatch.setenv(ENVIRONMENT, "")
+    lend(tmp_path, role, policy)
+    expected = {"worker": tokens.worker, **tokens.trainers}.get(lent or "")
+    assert from_environment() == expected, "of two policies nobody knows which"
+
+
+def test_a_token_that_was_given_stays_and_a_folder_without_one_lends_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ENVIRONMENT, "")
+    lend(None, Role.WORKER)
+    lend(tmp_path, Role.WORKER)
+    assert from_environment() is None
+    Tokens.make(["only"]).write(tmp_path)
+    lend(tmp_path, Role.TRAINER)
+    assert from_environment() == Tokens.read(tmp_path).trainers["only"]
+    lend(tmp_path, Role.WORKER)
+    assert from_environment() == Tokens.read(tmp_path).trainers["only"], "it was given one"

@@ -25,6 +25,8 @@ def main(args: Args, *, action: str = "freeze", said: str = FROZEN) -> int:
     from astraflow.run.operate import operate
     from astraflow.wire.messages import OperatorRequest
 
-    asyncio.run(operate(args.run, OperatorRequest(action=action, policy=args.policy), ca=args.ca))
+    left = asyncio.run(operate(args.run, OperatorRequest(action=action, policy=args.policy), ca=args.ca))
     print(f"{args.policy} {said}")
+    if left == ():
+        print(f"no policy of {args.run} is trained any more: the run ends after its last evaluation")
     return 0

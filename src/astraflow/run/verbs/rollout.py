@@ -1,4 +1,4 @@
-"""A rollout service alone: pulls leases from --dataflow; the token is taken from ASTRAFLOW_TOKEN."""
+"""A rollout service alone: pulls leases from --dataflow; the token is taken from ASTRAFLOW_TOKEN, or from --run-dir."""
 
 from __future__ import annotations
 
@@ -54,8 +54,11 @@ def main(args: Args) -> int:
     from astraflow.run.prepare import recipe_of
     from astraflow.run.serve_rollout import Serves, serve_rollout
     from astraflow.run.stores import Sharing
+    from astraflow.wire.calls import Role
+    from astraflow.wire.tokens import lend
 
     hold_lifeline()
+    lend(args.run_dir, Role.WORKER)
     sharing = Sharing(
         region=args.region,
         relay_port=args.relay_port,

@@ -1,4 +1,4 @@
-"""The trainer of one policy alone: pulls batches from --dataflow; the token is taken from ASTRAFLOW_TOKEN."""
+"""The trainer of one policy alone: pulls batches from --dataflow; its token is ASTRAFLOW_TOKEN, or of --run-dir."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ def main(args: Args) -> int:
     from astraflow.run.child import hold_lifeline
     from astraflow.run.prepare import recipe_of
     from astraflow.run.serve_trainer import serve_trainer
+    from astraflow.wire.calls import Role
+    from astraflow.wire.tokens import lend
 
     hold_lifeline()
+    lend(args.run_dir, Role.TRAINER, args.policy)
     resolved = recipe_of(args.recipe, args.run_dir, args.set, args.seed)
     return asyncio.run(serve_trainer(resolved, url=args.dataflow, policy=args.policy, run_dir=args.run_dir, ca=args.ca))
