@@ -18,13 +18,13 @@ from typing import Any, TypeVar
 
 import xxhash
 
-from astraflow.errors import DigestMismatch, FullTransferNeeded, WeightsRefused
+from astraflow.errors import DigestMismatch, FullTransferNeeded
 from astraflow.types import Array
 from astraflow.weights.delta_compact import compact
 from astraflow.weights.delta_file import PAGE, WHOLE_PAGE, DeltaHeader, Entry, build, parse
 from astraflow.weights.delta_merge import merge_entries
 from astraflow.weights.delta_streams import find_changes, pack_stream, pcodec_header
-from astraflow.weights.delta_write import Write
+from astraflow.weights.delta_write import Write, name_of
 from astraflow.weights.digest import TensorDigest, combine, quick_tensor
 from astraflow.weights.tensors import SIZES, Tensor, of_array
 
@@ -59,11 +59,11 @@ def encode_delta(
 def apply_delta(base: Weights, delta: bytes, *, threads: int = 0) -> None:
     """Turn ``base`` into the delta's target, in place. Either all of it, or an error and it is what it was.
 
-    What is checked: the delta's checksum and counts, names, dtypes, shapes, before anything is touched; every position;
-    every bit of what was there (DigestMismatch unless it is the base) and of what comes out, else what was changed is
-    taken back: nobody may read the arrays meanwhile. By xxh3-128, which finds accidents; against people, the SHA-256 of
-    the manifest decides. Raises WeightsRefused if the delta is malformed, FullTransferNeeded if the base has another
-    form or cannot be written to.
+    What is checked: the delta's checksum and counts, names, dtypes, shapes, and every bit of what is there
+    (DigestMismatch unless it is the base) before anything is touched; every position; every bit of what comes out, else
+    what was changed is taken back: nobody may read the arrays meanwhile. By xxh3-128, which finds accidents; against
+    people, the SHA-256 of the manifest decides. Raises WeightsRefused if the delta is malformed, FullTransferNeeded if
+    the base has another form or cannot be written to.
     """
     parsed = parse(delta)
     tensors = _tensors(base, writable=True)
@@ -74,25 +74,7 @@ def apply_delta(base: Weights, delta: bytes, *, threads: int = 0) -> None:
         def each(call: Callable[[T], R], items: Iterable[T]) -> list[R]:
             return _each(pool, cores, call, items)
 
-        if parsed.schemes and not _is_base(parsed.header, each(quick_tensor, tensors.values())):
-            return
-        try:
-            write.run(each)
-        except (WeightsRefused, DigestMismatch):  # whatever is wrong with both, wrong weights are said first
-            if _is_base(parsed.header, each(quick_tensor, tensors.values())):
-                raise
-
-
-def _is_base(header: DeltaHeader, digests: Iterable[TensorDigest]) -> bool:
-    """False: these are the target already, and applying twice changes nothing (F73). DigestMismatch if neither."""
-    found = combine(digests)
-    if found not in (header.base_xxh3, header.target_xxh3):
-        raise DigestMismatch(
-            f"delta: it leads from {_name(header.base, header.base_xxh3)} to "
-            f"{_name(header.target, header.target_xxh3)}, these weights are neither: full transfer "
-            "needed, or the deltas in between"
-        )
-    return found != header.target_xxh3
+        write.run(each)
 
 
 def merge_deltas(first: bytes, second: bytes, *, threads: int = 0, limit_bytes: int = MERGE_LIMIT_BYTES) -> bytes:
@@ -104,8 +86,8 @@ def merge_deltas(first: bytes, second: bytes, *, threads: int = 0, limit_bytes: 
     one, two = parse(first), parse(second)
     if one.header.target != two.header.base or one.header.target_xxh3 != two.header.base_xxh3:
         raise DigestMismatch(
-            f"delta: the second starts from {_name(two.header.base, two.header.base_xxh3)}, "
-            f"the first ends at {_name(one.header.target, one.header.target_xxh3)}"
+            f"delta: the second starts from {name_of(two.header.base, two.header.base_xxh3)}, "
+            f"the first ends at {name_of(one.header.target, one.header.target_xxh3)}"
         )
     with _pool(threads) as pool:
         streams = merge_entries(one, two, limit_bytes, lambda call, items: list(pool.map(call, items)))
@@ -125,7 +107,8 @@ def compact_delta(delta: bytes, target: Weights, *, threads: int = 0) -> bytes:
         found = combine(pool.map(quick_tensor, tensors.values()))
         if found != parsed.header.target_xxh3:
             raise DigestMismatch(
-                f"delta: it leads to {_name(parsed.header.target, parsed.header.target_xxh3)}, these weights are others"
+                f"delta: it leads to {name_of(parsed.header.target, parsed.header.target_xxh3)}, these weights are "
+                "others"
             )
         compacted = compact(parsed, tensors, lambda call, items: list(pool.map(call, items)))
     return build(parsed.header[:4], parsed.pcodec, *compacted) if compacted is not None else delta
@@ -197,10 +180,6 @@ def _require_same_form(old: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> 
                 f"delta: tensor {name} was {tensor.dtype} {list(tensor.shape)}, is {now[name].dtype} "
                 f"{list(now[name].shape)}: full transfer needed"
             )
-
-
-def _name(digest: str, xxh3: str) -> str:
-    return digest[:12] or f"xxh3 {xxh3[:12]}"
 
 
 def _pool(threads: int) -> ThreadPoolExecutor:

@@ -6,8 +6,8 @@ decoded one at a time. A gap is the number of unchanged elements before a change
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -141,9 +141,7 @@ class Streams:
         for gap, value in zip(gaps, values, strict=True):
             if gap.itemsize == 8 and int(gap.max()) >= size:  # keeps the sum below from wrapping around
                 raise WeightsRefused(f"delta: a position of tensor {self.entry.name[:100]} is outside of it")
-            positions = buffer[: len(gap)]
-            np.copyto(positions, gap, casting="unsafe")  # unsafe is uint64; checked above
-            positions += 1
+            positions = np.add(gap, 1, out=buffer[: len(gap)], casting="unsafe")  # unsafe is uint64; checked above
             positions[0] += last
             np.cumsum(positions, out=positions)
             last = int(positions[-1])
@@ -163,30 +161,42 @@ class Streams:
     ) -> Iterator[Array]:
         """``sizes``: bytes of each page from ``at`` on; ``left``: numbers from there on."""
         buffer = np.empty(min(page, -(-left // 256) * 256), dtype)
-        with self._pcodec_errors():
-            files, _ = wrapped.FileDecompressor.new(self._pcodec)
-            stream, _ = files.chunk_decompressor(meta, f"{dtype.kind}{8 * dtype.itemsize}")
+        read_into = self._reader(meta, dtype)
         for size in sizes:
             part = bytes(self._data[at : at + size])
             at += size
             count = min(page, left)
-            with self._pcodec_errors():
-                progress, read = stream.read_page_into(part, count, buffer)
-            if progress.n_processed != count or read != len(part):
+            try:
+                progress, read = read_into(part, count, buffer)
+            except BaseException as error:
+                self._refuse(error)
+                raise
+            if progress.n_processed != count or read != size:
                 raise WeightsRefused(f"delta: a page of tensor {self.entry.name[:100]} is not what the index says")
             left -= count
             yield buffer[:count]
 
-    @contextlib.contextmanager
-    def _pcodec_errors(self) -> Iterator[None]:
+    def _reader(self, meta: bytes, dtype: np.dtype[Any]) -> Any:
         try:
-            yield
+            return (
+                _decompressor(self._pcodec)
+                .chunk_decompressor(meta, f"{dtype.kind}{8 * dtype.itemsize}")[0]
+                .read_page_into
+            )
         except BaseException as error:
-            # A panic in Rust is no Exception; here it only means that the bytes were hostile.
-            if isinstance(error, RuntimeError | TypeError | ValueError) or type(error).__name__ == "PanicException":
-                name = self.entry.name[:100]
-                raise WeightsRefused(f"delta: a stream of tensor {name} cannot be decoded") from error
+            self._refuse(error)
             raise
+
+    def _refuse(self, error: BaseException) -> None:
+        """Raise WeightsRefused for what hostile bytes lead to; a panic in Rust is no Exception and means just that."""
+        if isinstance(error, RuntimeError | TypeError | ValueError) or type(error).__name__ == "PanicException":
+            raise WeightsRefused(f"delta: a stream of tensor {self.entry.name[:100]} cannot be decoded") from error
+
+
+@lru_cache(maxsize=2)
+def _decompressor(header: bytes) -> Any:
+    """For every stream of a delta: to make one takes as long as to decode a page."""
+    return wrapped.FileDecompressor.new(header)[0]
 
 
 def _gap_type(size: int) -> np.dtype[Any]:

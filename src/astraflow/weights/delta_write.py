@@ -1,18 +1,21 @@
 """Writing a delta into arrays so that it is whole or not at all.
 
-1 decode tensors that came whole   against their checksums; nothing is touched yet
-2 hash, add the differences, hash  page by page: memory is passed once, the rest happens in a core's cache
-3 compare both with the header     what was there is the base, what is there the target
-4 write tensors that came whole    what step 1 has decoded and checked
+1 hash what is there               it is the base; nothing is touched yet
+2 decode tensors that came whole   against their checksums; nothing is touched yet
+3 add the differences              of one tensor after the other
+4 hash what was changed            what will be there is the target
+5 write tensors that came whole    what step 2 has decoded and checked
 
-Whatever raises in 2 or 3, the differences are taken back by subtracting them, which needs no memory of what was there.
-A delta with classes cannot tell its positions in anything but its base: that is asked for before 2.
+Whatever raises in 3 or 4, the differences are taken back by subtracting them, which needs no memory of what was there.
+
+Threads hash side by side, for xxhash lets go of the interpreter. One adds: decoding and adding are thousands of short
+calls that hold it, and two threads of them take longer than one.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from typing import Any, NamedTuple
@@ -28,11 +31,9 @@ from astraflow.weights.delta_streams import Streams
 from astraflow.weights.digest import combine, quick_of
 from astraflow.weights.tensors import SIZES, Tensor
 
-Each = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
+Each = Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]
 """Calls for every item, perhaps at once; returns or raises when none of them runs any more."""
 
-AT_ONCE = 1 << 18
-"""Elements hashed together where nothing changes."""
 ATTEMPTS = 3
 """At what must be ended when memory runs out. Meanwhile less and less else is going on here."""
 
@@ -45,51 +46,17 @@ class _Part(NamedTuple):
     names: tuple[tuple[str, int], ...]
     """Each of these, and which of ``targets`` it is."""
 
-    def operations(self, seen: Sequence[_Seen]) -> Iterator[Operation]:
-        """Each to be run before the next is asked for. ``seen``: of each target, told all of it in the end."""
-        if not self.entry.parts:
-            return self._plain(seen)
-        return self._classes(seen)
+    def operations(self) -> Iterator[Operation]:
+        """Each to be run before the next is asked for."""
+        if self.entry.parts:
+            return operations(self.streams, self.targets)
+        return (Operation(target, *page) for page in self.streams.changes() for target in self.targets)
 
     def inverses(self, done: int) -> Iterator[Operation]:
         if self.entry.parts:
             return inverses(self.streams, self.targets, done)
         pages = self.streams.changes(stop=-(-done // len(self.targets)))
         return islice((Operation(target, *page) for page in pages for target in self.targets), done)
-
-    def _plain(self, seen: Sequence[_Seen]) -> Iterator[Operation]:
-        """One for each page and target."""
-        begin = 0
-        for positions, differences in self.streams.changes():
-            end = int(positions[-1]) + 1
-            for target, each in zip(self.targets, seen, strict=True):
-                each.before.update(target[begin:end].data)
-                yield Operation(target, positions, differences)
-                each.after.update(target[begin:end].data)
-            begin = end
-        for target, each in zip(self.targets, seen, strict=True):
-            each.unchanged(target[begin:])
-
-    def _classes(self, seen: Sequence[_Seen]) -> Iterator[Operation]:
-        for target, each in zip(self.targets, seen, strict=True):
-            each.before.update(target.data)
-        yield from operations(self.streams, self.targets)
-        for target, each in zip(self.targets, seen, strict=True):
-            each.after.update(target.data)
-
-
-class _Seen:
-    """What one tensor was and is, hashed."""
-
-    __slots__ = ("after", "before")
-
-    def __init__(self) -> None:
-        self.before, self.after = xxhash.xxh3_128(), xxhash.xxh3_128()
-
-    def unchanged(self, bits: Array) -> None:
-        for at in range(0, len(bits), AT_ONCE):
-            self.before.update(bits[at : at + AT_ONCE].data)
-            self.after.update(bits[at : at + AT_ONCE].data)
 
 
 class Write:
@@ -102,31 +69,24 @@ class Write:
         self._tied = _tied(tensors)
         self._done: dict[int, int] = {}
         """Operations that were run, by number of the entry."""
-        self._seen: dict[str, bytes] = {}
-        """xxh3-128 of each tensor before, then after."""
         self._wholes: list[int] = []
-        others = dict(tensors)
-        parts: list[tuple[int, int]] = []
+        self._changed: list[int] = []
         for number, entry in enumerate(delta.entries):
-            part = self._part(number)
-            if entry.whole:
-                self._wholes.append(number)
-                continue
-            parts.append((-part.targets[0].nbytes, number))
-            for name in entry.names:
-                del others[name]
-        work: list[tuple[int, int | Tensor]] = [*parts, *((-each.data.nbytes, each) for each in others.values())]
-        self._work = [item for _, item in sorted(work, key=lambda sized: sized[0])]
-        """Entries and tensors that are in none, the largest first: threads end together."""
+            self._part(number)
+            (self._wholes if entry.whole else self._changed).append(number)
 
     def run(self, each: Each) -> None:
-        """Raises DigestMismatch if the tensors are not the base or would not become the target, WeightsRefused if the
-        delta is malformed; then they are what they were."""
+        """Nothing where the tensors are the target already. Raises DigestMismatch if they are not the base or would not
+        become the target, WeightsRefused if the delta is malformed; then they are what they were."""
+        before = dict(each(_digest, _longest_first(self._tensors.values())))
+        if not self._is_base(before):
+            return
         entries = self._delta.entries
         each(lambda number: _check(self._part(number)), self._wholes)
         try:
-            each(self._look, self._work)
-            self._require()
+            for number in self._changed:
+                self._add(number)
+            self._require(before, each)
         except BaseException:
             lost = [entries[number].name for number, done in self._done.items() if done and not self._take_back(number)]
             if lost:
@@ -140,34 +100,36 @@ class Write:
     def _part(self, number: int) -> _Part:
         return _part(self._delta.entries[number], Streams(self._delta, number), self._tensors, self._tied)
 
-    def _look(self, item: int | Tensor) -> None:
-        """At one tensor: add its differences if it has some, and note what it was before and is now."""
-        if isinstance(item, Tensor):
-            self._seen[item.name] = 2 * xxhash.xxh3_128_digest(item.data.data)
-        else:
-            self._add(item, self._part(item))
+    def _is_base(self, before: Mapping[str, bytes]) -> bool:
+        """False: these are the target already, and applying twice changes nothing (F73). DigestMismatch if neither."""
+        header, found = self._delta.header, self._combined(before)
+        if found not in (header.base_xxh3, header.target_xxh3):
+            raise DigestMismatch(
+                f"delta: it leads from {name_of(header.base, header.base_xxh3)} to "
+                f"{name_of(header.target, header.target_xxh3)}, these weights are neither: full transfer "
+                "needed, or the deltas in between"
+            )
+        return found != header.target_xxh3
 
-    def _add(self, number: int, part: _Part) -> None:
-        seen = [_Seen() for _ in part.targets]
+    def _add(self, number: int) -> None:
         self._done[number] = 0
-        for operation in part.operations(seen):
+        for operation in self._part(number).operations():
             operation.run()
             self._done[number] += 1
-        for name, target in part.names:
-            self._seen[name] = seen[target].before.digest() + seen[target].after.digest()
 
-    def _require(self) -> None:
-        """What was is the base, what is will be the target."""
-        header, seen, tensors = self._delta.header, self._seen, self._tensors
-        if combine(quick_of(tensors[name], both[:16]) for name, both in seen.items()) != header.base_xxh3:
-            raise DigestMismatch("delta: these weights are not what it starts from; nothing is changed")
-        checks = {name: entry.check for entry in self._delta.entries if entry.whole for name in entry.names}
-        after = (quick_of(tensors[name], checks.get(name, both[16:])) for name, both in seen.items())
-        if combine(after) != header.target_xxh3:
+    def _require(self, before: Mapping[str, bytes], each: Each) -> None:
+        """What will be there is the target."""
+        header, entries = self._delta.header, self._delta.entries
+        changed = (self._tensors[name] for number in self._changed for name in entries[number].names)
+        checks = {name: entries[number].check for number in self._wholes for name in entries[number].names}
+        if self._combined({**before, **dict(each(_digest, _longest_first(changed))), **checks}) != header.target_xxh3:
             raise DigestMismatch(
                 f"delta: it does not lead to the weights that it names ({header.target[:12]}); nothing is "
                 "changed, full transfer needed"
             )
+
+    def _combined(self, digests: Mapping[str, bytes]) -> str:
+        return combine(quick_of(self._tensors[name], digest) for name, digest in digests.items())
 
     def _take_back(self, number: int) -> bool:
         """What was run of its operations, at least one, so that what they took has been decoded before.
@@ -195,6 +157,19 @@ class Write:
                 return number
             gc.collect()
         return None
+
+
+def name_of(digest: str, xxh3: str) -> str:
+    return digest[:12] or f"xxh3 {xxh3[:12]}"
+
+
+def _longest_first(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """So that threads end together."""
+    return sorted(tensors, key=lambda tensor: -tensor.data.nbytes)
+
+
+def _digest(tensor: Tensor) -> tuple[str, bytes]:
+    return tensor.name, xxhash.xxh3_128_digest(tensor.data.data)
 
 
 def _part(entry: Entry, streams: Streams, tensors: Mapping[str, Tensor], tied: Mapping[str, frozenset[str]]) -> _Part:

@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from astraflow.errors import DigestMismatch, WeightsRefused
-from astraflow.weights import delta_classes, delta_compact, delta_write
+from astraflow.weights import delta_classes, delta_compact
 from astraflow.weights.delta import apply_delta, compact_delta, encode_delta, merge_deltas, read_header
 from astraflow.weights.delta_classes import Members
 from astraflow.weights.delta_file import FLOATS, parse
 from astraflow.weights.delta_streams import Streams
 from astraflow.weights.tensors import SIZES, Tensor, of_array
 from tests.unit.weights.arrays import Weights, moved, nudge, same, weights
+from tests.unit.weights.breaking import break_at
 
 
 def own(found: Weights) -> Weights:
@@ -179,26 +180,6 @@ def test_another_base_is_not_touched() -> None:
     assert same(other, before)
 
 
-def breaking_at(fatal: int, error: type[BaseException]) -> Any:
-    """A write that fails at the ``fatal``-th assignment of each tensor."""
-    true_add = delta_write.Write._add
-
-    def add(self: Any, number: int, part: Any) -> Any:
-        left = fatal
-
-        class Breaking(np.ndarray[Any, Any]):
-            def __setitem__(self, key: Any, value: Any) -> None:
-                nonlocal left
-                left -= 1
-                if left < 0:
-                    raise error
-                super().__setitem__(key, value)
-
-        return true_add(self, number, part._replace(targets=tuple(target.view(Breaking) for target in part.targets)))
-
-    return add
-
-
 def test_what_fails_in_the_middle_is_taken_back(
     monkeypatch: pytest.MonkeyPatch, small_blocks: None, always: None
 ) -> None:
@@ -210,7 +191,7 @@ def test_what_fails_in_the_middle_is_taken_back(
     assert any(part.changed for part in parts[:-1])
     for fatal in range(3 * 2 * 2):
         with monkeypatch.context() as patch:
-            patch.setattr(delta_write.Write, "_add", breaking_at(fatal, KeyboardInterrupt))
+            break_at(patch, fatal, KeyboardInterrupt)
             held = own(base)  # the tied one in memory of its own
             with pytest.raises(KeyboardInterrupt):
                 apply_delta(held, small, threads=1)
@@ -232,7 +213,7 @@ def test_memory_that_runs_out_while_taking_back(
             raise MemoryError
         true_undo(self)
 
-    monkeypatch.setattr(delta_write.Write, "_add", breaking_at(4, MemoryError))
+    break_at(monkeypatch, 4, MemoryError)
     monkeypatch.setattr(delta_classes.Operation, "undo", undo)
     held = own(base)
     with pytest.raises(MemoryError) as caught:
@@ -279,7 +260,7 @@ def test_memory_that_runs_out_while_plain_pages_are_taken_back(monkeypatch: pyte
             raise MemoryError
         true_undo(self)
 
-    monkeypatch.setattr(delta_write.Write, "_add", breaking_at(4, MemoryError))
+    break_at(monkeypatch, 4, MemoryError)
     monkeypatch.setattr(delta_classes.Operation, "undo", undo)
     held = {"w": base["w"].copy()}
     with pytest.raises(MemoryError):
