@@ -21,7 +21,7 @@ from astraflow.dataflow.policies import Policies
 from astraflow.dataflow.store import Store
 from astraflow.testing.faulty import Faults
 from astraflow.testing.simulator import simulate
-from astraflow.testing.simulator.plan import Act, Plan, in_order
+from astraflow.testing.simulator.plan import SECOND, Act, Plan, in_order
 from astraflow.trainer.checkpoints import Checkpoints
 from astraflow.types import Batch
 
@@ -82,6 +82,7 @@ def _algorithms_forget(patch: pytest.MonkeyPatch) -> None:
 def _trainers_are_not_fenced(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Policies, "require_epoch", lambda *_: None)
     patch.setattr(Batches, "_require_issued", lambda *_: None)
+    patch.setattr(Checkpoints, "_require_own", lambda *_: None)
 
 
 def _serials_repeat(patch: pytest.MonkeyPatch) -> None:
@@ -142,12 +143,14 @@ MUTATIONS: tuple[Mutation, ...] = (
 
 def _harsh(seed: int) -> Plan:
     """Every history has evaluations, a bad network and workers that die of it; in every second one trainers are
-    replaced quickly, while calls of the one before are still on their way; in every third one dataflow is stopped."""
+    replaced quickly, while calls of the one before are still on their way, or by others that live beside them; in every
+    third one dataflow is stopped."""
     plan = Plan.draw(seed)
     deaths = tuple(Act(at_s=at, what="worker", pick=at % 1, seconds=30.0) for at in (6.3, 13.1, 22.7, 31.5))
     replaced = tuple(Act(at_s=at, what="trainer", pick=at % 1, seconds=0.2) for at in (4.2, 7.9, 11.4, 16.8, 24.6))
+    seconds = tuple(Act(at_s=at, what=SECOND, pick=at % 1, seconds=30.0) for at in (5.2, 9.9, 14.3, 20.6))
     stopped = (Act(at_s=10.0, what="dataflow_paused", pick=0.0, seconds=15.0),) if seed % 3 == 2 else ()
-    acts = in_order(*plan.acts, *deaths, *(replaced if seed % 2 else ()), *stopped)
+    acts = in_order(*plan.acts, *deaths, *(replaced if seed % 2 else seconds), *stopped)
     return dataclasses.replace(plan, evaluate=True, faults=Faults.some(0.1, patience_s=60.0), acts=acts)
 
 

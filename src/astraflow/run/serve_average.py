@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
 import signal
 import tempfile
 from pathlib import Path
@@ -12,8 +11,8 @@ from pathlib import Path
 from astraflow.clock import SystemClock
 from astraflow.run.config import Resolved
 from astraflow.trainer.average import AverageLoop
-from astraflow.trainer.checkpoints import EXPORT
 from astraflow.trainer.loop import TrainerIdentity
+from astraflow.trainer.scratch import Scratch
 from astraflow.weights.cache import Cache
 from astraflow.weights.publish import Publisher
 from astraflow.weights.store import WeightStore
@@ -29,8 +28,7 @@ def build_average(
 ) -> AverageLoop:
     """``folder``: of the average between two lives; ``cache``: for this life."""
     folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.glob(f"{EXPORT}*"):  # of a life that was killed
-        shutil.rmtree(left)
+    Scratch(folder).clear()  # of a life that was killed
     return AverageLoop(
         identity=TrainerIdentity(
             policy=place.name,

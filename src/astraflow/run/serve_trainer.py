@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import signal
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ from astraflow.run.layout import RunFolder
 from astraflow.run.logs import configure_logging
 from astraflow.run.serve_average import serve_average
 from astraflow.run.stores import origin_store
-from astraflow.trainer.checkpoints import EXPORT, Checkpoints
+from astraflow.trainer.checkpoints import Checkpoints
 from astraflow.trainer.loop import TrainerIdentity, TrainLoop
 from astraflow.weights.chain import Chain
 from astraflow.weights.manifest import weight_files_in
@@ -60,12 +59,14 @@ async def serve_trainer(
     return 0
 
 
-def _publisher(resolved: Resolved, store: WeightStore, policy: str, checkpoints: Path, folder: Path) -> Publisher:
+def _publisher(
+    resolved: Resolved, store: WeightStore, policy: str, checkpoints: Checkpoints, folder: Path
+) -> Publisher:
     settings = resolved.recipe.weights
     canary = canary_of(folder) if settings.canary else None
     if not settings.delta:
         return Publisher(store, policy, canary=canary)
-    chain = Chain(checkpoints / f"{EXPORT}chain-{secrets.token_hex(8)}", settings)
+    chain = Chain(checkpoints.scratch(), settings)
     return Publisher(store, policy, chain=chain, initial=weight_files_in(folder), canary=canary)
 
 
@@ -83,6 +84,7 @@ def build_trainer(
     recipe = resolved.recipe
     chosen = recipe.policies[like or policy]
     folder = model or chosen.folder()
+    kept = Checkpoints(checkpoints, kept=chosen.trainer.checkpoints_kept)
     backend = TorchBackend(
         folder, chosen.trainer, steps=recipe.steps_of(like or policy), temperature=recipe.sampling.temperature
     )
@@ -96,8 +98,8 @@ def build_trainer(
         ),
         dataflow=dataflow,
         backend=backend,
-        publisher=_publisher(resolved, store, policy, checkpoints, folder),
-        checkpoints=Checkpoints(checkpoints, kept=chosen.trainer.checkpoints_kept),
+        publisher=_publisher(resolved, store, policy, kept, folder),
+        checkpoints=kept,
         checkpoint_every=chosen.trainer.checkpoint_every,
         say=lambda line: log.info("%s", line),
     )

@@ -11,6 +11,7 @@ from typing import Any
 from astraflow.dataflow.batches import Batches
 from astraflow.dataflow.policies import Policies
 from astraflow.errors import ConfigError
+from astraflow.trainer.checkpoints import Checkpoints
 from astraflow.types import Manifest
 
 
@@ -35,6 +36,7 @@ def _fencing() -> None:
     _replace(Policies, "require_epoch", lambda *_: None)
     _replace(Batches, "_require_issued", lambda *_: None)
     _replace(Batches, "commit", taken)
+    _replace(Checkpoints, "_require_own", lambda *_: None)
 
 
 SWITCHES: dict[str, Callable[[], None]] = {"uncommit": _uncommit, "fencing": _fencing}

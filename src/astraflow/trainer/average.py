@@ -13,17 +13,16 @@ from __future__ import annotations
 import asyncio
 import secrets
 import shutil
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from astraflow.clock import Clock
 from astraflow.errors import NotFound, StorageFull, Unavailable
 from astraflow.observe.waits import Wait
-from astraflow.trainer.checkpoints import EXPORT
 from astraflow.trainer.loop import COMPONENT, Publisher, TrainerIdentity
+from astraflow.trainer.scratch import EXPORT, Scratch
 from astraflow.types import Manifest
 from astraflow.weights.average import MovingAverage
 from astraflow.weights.cache import Cache
@@ -51,6 +50,10 @@ class AverageLoop:
     _incarnation: str = ""
     _doing: tuple[str, float, str] = ("starting", 0.0, "")
     _version: int = 0
+    _scratch: Scratch = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._scratch = Scratch(self.folder)
 
     async def run(self) -> None:
         self._incarnation = self.identity.incarnation or secrets.token_hex(8)
@@ -97,7 +100,7 @@ class AverageLoop:
     async def _publish(self, average: MovingAverage, like: list[Path], of_version: int) -> bool:
         """Whether the run is finished."""
         self._set_doing(Wait.PUBLISH, f"the average with version {of_version} of {self.source}")
-        scratch = Path(tempfile.mkdtemp(prefix=EXPORT, dir=self.folder))
+        scratch = self._scratch.make(EXPORT)
         try:
             files = await asyncio.to_thread(average.write, like, scratch)
             digest = await asyncio.to_thread(digest_files, files)

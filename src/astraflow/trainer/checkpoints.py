@@ -4,6 +4,7 @@ checkpoints/step-00000020/          20 optimiser steps: these weights are versio
     …                               the backend's files, which hold ``extra``
     trained.jsonl                   one line a step: {"step", "batch", "trained": [[sample_id, use], …]}
     complete.json                   size and xxh3-128 of every file; written last
+checkpoints/owner.json              {"run", "trainer_epoch"} of who registered last: nobody older writes here any more
 """
 
 from __future__ import annotations
@@ -11,21 +12,25 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
-from astraflow.errors import ConfigError
+from astraflow.errors import ConfigError, Fenced, TimedOut
 from astraflow.observe.points import reach
+from astraflow.trainer.scratch import EXPORT, PARTIAL, Scratch, lock
 
 COMPLETE = "complete.json"
+OWNER, LOCK = "owner.json", ".lock"
+LOCK_S = 60.0
+"""For another process to end what it writes: a rename, and removing what is older."""
+LOOK_S = 0.05
 TRAINED = "trained.jsonl"
-PARTIAL = ".partial-"
-EXPORT = ".export-"
 CHUNK_BYTES = 1 << 22
 
 
@@ -41,26 +46,45 @@ class TrainedStep:
 
 
 class Checkpoints:
-    """The checkpoint folder of one policy. One writer."""
+    """The checkpoint folder of one policy. One writer: who claimed it last."""
 
     def __init__(self, folder: Path, *, kept: int) -> None:
         self.folder = folder
         self._kept = kept
+        self._own: tuple[str, int] | None = None
+        self._scratch = Scratch(folder)
+
+    def claim(self, run: str, trainer_epoch: int) -> None:
+        """For a process that dataflow has registered. One that was stopped and comes back later must not write its own
+        history over this one's, nor remove what is newer. Raises Fenced if it is itself the older one."""
+        self._own = (run, trainer_epoch)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with self._alone():
+            self._require_own()
+            part = self.folder / f".{OWNER}.part"
+            part.write_text(json.dumps({"run": run, "trainer_epoch": trainer_epoch}), encoding="utf-8")
+            _sync(part)
+            part.replace(self.folder / OWNER)
+            _sync(self.folder)
 
     def write(self, version: int, write: Callable[[Path], None], trained: Sequence[TrainedStep]) -> Path:
         """``write`` fills a folder; it becomes the checkpoint of ``version`` by one rename, after everything is on
         disk. Killed before that, nothing has changed."""
         self.folder.mkdir(parents=True, exist_ok=True)
         target = self.folder / _name(version)
-        partial = self.folder / f"{PARTIAL}{_name(version)}"
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
+        partial = self._scratch.make(PARTIAL)
         try:
             self._fill(partial, version, write, trained)
+            reach("trainer.in_checkpoint")
+            with self._alone():
+                self._require_own()
+                self._keep(partial, target, version)
         except Exception:
             shutil.rmtree(partial, ignore_errors=True)  # on a full disk it would take the space that is waited for
             raise
-        reach("trainer.in_checkpoint")
+        return target
+
+    def _keep(self, partial: Path, target: Path, version: int) -> None:
         if target.exists():
             shutil.rmtree(target)
         partial.rename(target)
@@ -69,7 +93,33 @@ class Checkpoints:
         older = [each for each in self._found() if each <= version][self._kept :]
         for each in (*undone, *older):
             shutil.rmtree(self.folder / _name(each))
-        return target
+
+    def _require_own(self) -> None:
+        """Raises Fenced if a newer process of this run has claimed the folder."""
+        path = self.folder / OWNER
+        if self._own is None or not path.exists():
+            return
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            owner = (str(found["run"]), int(found["trainer_epoch"]))
+        except (ValueError, KeyError, TypeError):
+            return  # torn: whoever claimed it is gone with its machine
+        if owner[0] == self._own[0] and owner[1] > self._own[1]:
+            raise Fenced(
+                f"checkpoints in {self.folder} are written by trainer epoch {owner[1]} now, this process has "
+                f"{self._own[1]}: it was replaced"
+            )
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other process changes the folder. Raises TimedOut."""
+        deadline = time.monotonic() + LOCK_S
+        with (self.folder / LOCK).open("ab") as file:
+            while not lock(file):
+                if time.monotonic() >= deadline:
+                    raise TimedOut(f"another process holds {file.name} for {LOCK_S:g} s: find it by 'fuser' and end it")
+                time.sleep(LOOK_S)
+            yield
 
     def _fill(self, partial: Path, version: int, write: Callable[[Path], None], trained: Sequence[TrainedStep]) -> None:
         write(partial)
@@ -105,14 +155,12 @@ class Checkpoints:
         return sorted((int(name.removeprefix("step-")) for name in names if name[5:].isdigit()), reverse=True)
 
     def scratch(self) -> Path:
-        """An empty folder on the same disk, for an export; the caller removes it, or the next ``clear_scratch``."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix=EXPORT, dir=self.folder))
+        """An empty folder on the same disk, for an export; the caller removes it, or a later ``clear_scratch``."""
+        return self._scratch.make(EXPORT)
 
     def clear_scratch(self) -> None:
-        """Remove what a killed process has left."""
-        for path in (*self.folder.glob(f"{PARTIAL}*"), *self.folder.glob(f"{EXPORT}*")):
-            shutil.rmtree(path)
+        """Remove what killed processes have left."""
+        self._scratch.clear()
 
 
 def read_trained(folder: Path) -> list[TrainedStep]:

@@ -117,7 +117,7 @@ class TrainLoop:
         self._observe = observe
         self._epoch = 0
         self._trained: list[TrainedStep] = []
-        self._heartbeat_s = 2.0
+        self._heartbeat_s, self._run = 2.0, ""
         self._doing = ("starting", self._clock.monotonic(), "")
         self._waited_s: dict[str, float] = {}
         self._saved = -1
@@ -126,7 +126,7 @@ class TrainLoop:
     async def run(self) -> None:
         """Raises what ended it: Fenced (a newer trainer took over), the backend's error, Unavailable, Starved."""
         hello = await self._with_space(lambda: self._dataflow.hello(self.identity.hello(self._incarnation)))
-        self._heartbeat_s = hello.heartbeat_s
+        self._heartbeat_s, self._run = hello.heartbeat_s, hello.run
         finished = await self._resume()
         while not finished:
             batch = await self._next_batch()
@@ -174,6 +174,8 @@ class TrainLoop:
         )
         reply = await self._with_space(lambda: self._dataflow.resume(request))
         self._epoch = reply.trainer_epoch
+        claim = partial(self._checkpoints.claim, self._run, self._epoch)
+        await self._with_space(lambda: self._blocking("claims its checkpoints", claim))
         if reply.undone:
             self._say(f"{len(reply.undone)} batches committed after version {version} come again")
         return reply.finished

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from astraflow.errors import ConfigError
+from astraflow.errors import ConfigError, Fenced, TimedOut
+from astraflow.trainer import checkpoints as module
 from astraflow.trainer.checkpoints import (
     COMPLETE,
+    LOCK,
+    OWNER,
     TRAINED,
     Checkpoints,
     TrainedStep,
@@ -74,7 +77,9 @@ def test_killed_while_writing_leaves_the_older_one(tmp_path: Path) -> None:
     assert checkpoints.newest() == (2, tmp_path / "step-00000002")
     checkpoints.write(3, fill, STEPS)
     assert checkpoints.newest() == (3, tmp_path / "step-00000003")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000002", "step-00000003"]
+    del checkpoints  # its process ends
+    Checkpoints(tmp_path, kept=2).clear_scratch()
+    assert sorted(p.name for p in tmp_path.iterdir()) == [LOCK, "step-00000002", "step-00000003"]
 
 
 def test_the_newest_k_are_kept(tmp_path: Path) -> None:
@@ -117,3 +122,56 @@ def test_other_names_in_the_folder_do_no_harm(tmp_path: Path) -> None:
     (tmp_path / ".export-abc").mkdir()
     (tmp_path / "step-00000009").write_text("a file")
     assert checkpoints.newest() == (2, tmp_path / "step-00000002")
+
+
+# ── who writes ──
+
+
+def claimed(folder: Path, epoch: int, *, run: str = "r") -> Checkpoints:
+    made = Checkpoints(folder, kept=2)
+    made.claim(run, epoch)
+    return made
+
+
+def test_a_process_that_was_stopped_and_replaced_writes_and_removes_nothing(tmp_path: Path) -> None:
+    """Between its commit and its checkpoint it was stopped; its successor has gone on from an older one meanwhile."""
+    zombie = claimed(tmp_path, 1)
+    zombie.write(4, fill, STEPS)
+    successor = claimed(tmp_path, 2)
+    for version in (5, 6):
+        successor.write(version, fill, STEPS)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(Fenced, match="are written by trainer epoch 2 now, this process has 1: it was replaced"):
+        zombie.write(5, lambda folder: (folder / "of the undone history").touch(), STEPS)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert [version for version, _ in successor.complete()] == [6, 5]
+
+
+def test_who_registered_first_and_claims_last_is_the_older_one(tmp_path: Path) -> None:
+    claimed(tmp_path, 7)
+    with pytest.raises(Fenced, match="trainer epoch 7 now, this process has 6"):
+        claimed(tmp_path, 6)
+    claimed(tmp_path, 7).write(1, fill, STEPS)
+
+
+def test_another_run_in_an_old_folder_counts_its_own_epochs(tmp_path: Path) -> None:
+    claimed(tmp_path, 9).write(3, fill, STEPS)
+    claimed(tmp_path, 1, run="another").write(1, fill, STEPS)
+    assert [version for version, _ in Checkpoints(tmp_path, kept=2).complete()] == [1]
+
+
+@pytest.mark.parametrize("torn", [b"", b"{", b"[]", b'{"run": "r"}', b'{"run": "r", "trainer_epoch": "x"}'])
+def test_a_torn_owner_is_nobody(tmp_path: Path, torn: bytes) -> None:
+    claimed(tmp_path, 2)
+    (tmp_path / OWNER).write_bytes(torn)
+    claimed(tmp_path, 1).write(1, fill, STEPS)
+
+
+def test_who_is_stopped_while_it_writes_is_waited_for_by_name_and_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = claimed(tmp_path, 1)
+    monkeypatch.setattr(module, "LOCK_S", 0.1)
+    with held._alone(), pytest.raises(TimedOut, match=r"another process holds .*lock for 0\.1 s: find it by 'fuser'"):
+        claimed(tmp_path, 2)
+    claimed(tmp_path, 2)

@@ -54,6 +54,9 @@ async def _happen(world: World, act: Act) -> bool:
         case "worker":
             worker = _pick(_alive(world), act.pick)
             return worker is not None and worker.crash(act.seconds)
+        case "second_trainer":
+            policy = _pick(sorted(world.trainers), act.pick)
+            return policy is not None and world.second_trainer(policy, act.seconds)
         case "trainer" | "trainer_old_checkpoint":
             return _crash_trainer(world, act)
         case "cut":

@@ -90,14 +90,15 @@ def _served(world: World, name: str, policy: str, life: Life, *, tick_s: float) 
     return ServedPolicy(policy, engine, follow)
 
 
-async def trainer_life(world: World, plan: PolicyPlan, life: Life) -> None:
+async def trainer_life(world: World, plan: PolicyPlan, life: Life, *, second: str = "") -> None:
+    """``second``: which one, of those that are started beside another; each has the same name and files."""
     backend = FakeBackend(
         before_step=_before_step(world, plan.name, life), is_dull=lambda batch: _is_dull(world, batch)
     )
     name = f"trainer-{plan.name}"
     loop = TrainLoop(
-        identity=TrainerIdentity(policy=plan.name, name=name, incarnation=f"{name}#{life.number}"),
-        dataflow=world.connect(name, life),
+        identity=TrainerIdentity(policy=plan.name, name=name, incarnation=f"{name}{second}#{life.number}"),
+        dataflow=world.connect(f"{name}{second}", life),
         backend=backend,
         publisher=Publisher(world.store, plan.name),
         checkpoints=checkpoints(world, plan.name),

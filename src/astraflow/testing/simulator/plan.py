@@ -12,7 +12,9 @@ DRAWN = (*CRASHES, "cut", "wall_jump", "slow_worker", "disk_full", "join", "leav
 UNWRITTEN = "dataflow_unwritten"
 INTERRUPTIONS = ("dataflow_paused", "worker_told", "trainer_told")
 """SIGSTOP and later SIGCONT; SIGTERM, and after a while a new start."""
-ACTIONS = (*DRAWN, UNWRITTEN, *INTERRUPTIONS)
+SECOND = "second_trainer"
+"""Somebody starts one more for a policy whose trainer lives, on the same checkpoints."""
+ACTIONS = (*DRAWN, UNWRITTEN, *INTERRUPTIONS, SECOND)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +106,9 @@ class Plan:
             poison=rng.random() < 0.2,
             dull=rng.choice((0.0, 0.0, 0.15)),
             faults=Faults.some(rate, patience_s=patience_s),
-            acts=in_order(*_acts(rng, stop), *_unwritten(seed, stop), *_interruptions(seed, stop)),
+            acts=in_order(
+                *_acts(rng, stop), *_unwritten(seed, stop), *_interruptions(seed, stop), *_seconds(seed, stop)
+            ),
             faults_stop_s=stop,
         )
 
@@ -140,3 +144,10 @@ def _interruptions(seed: int, stop: float) -> list[Act]:
         Act(at_s=at, what=rng.choice(INTERRUPTIONS), pick=rng.random(), seconds=rng.choice((1.0, 15.0, 30.0)))
         for at in times
     ]
+
+
+def _seconds(seed: int, stop: float) -> list[Act]:
+    """From a stream of its own. ``seconds``: after which it is killed, if the other has not replaced it before."""
+    rng = random.Random(f"plan/seconds/{seed}")
+    times = [rng.uniform(1.0, stop) for _ in range(rng.choice((0, 0, 1, 2)))]
+    return [Act(at_s=at, what=SECOND, pick=rng.random(), seconds=rng.choice((0.3, 3.0, 30.0))) for at in times]

@@ -92,6 +92,7 @@ class World:
             on_death=lambda _: self.host.down(),
         )
         self.trainers = {each.name: self._trainer(each.name) for each in plan.policies}
+        self._seconds: list[Process] = []
         self._tasks: asyncio.TaskGroup | None = None
         self._working: list[asyncio.Task[None]] = []
 
@@ -140,12 +141,23 @@ class World:
         assert self._tasks is not None
         self._working.append(self._tasks.create_task(process.run(), name=name))
 
-    def _trainer(self, policy: str) -> Process:
+    def second_trainer(self, policy: str, seconds: float) -> bool:
+        """Beside the one that lives. It is never started again: of two that were, each would end the other for ever."""
+        if not self.trainers[policy].alive or self._tasks is None:
+            return False
+        process = self._trainer(policy, second=f"-again{len(self._seconds)}")
+        process.stays_down = True
+        self._seconds.append(process)
+        self._tasks.create_task(process.run(), name=process.name)
+        asyncio.get_running_loop().call_later(seconds, process.crash)
+        return True
+
+    def _trainer(self, policy: str, *, second: str = "") -> Process:
         plan = next(each for each in self.plan.policies if each.name == policy)
-        name = f"trainer-{policy}"
+        name = f"trainer-{policy}{second}"
         return Process(
             name,
-            lambda life: trainer_life(self, plan, life),
+            lambda life: trainer_life(self, plan, life, second=second),
             history=self.history,
             restart_s=self._restart_s(name),
             on_death=lambda _: self._cut_off(name),
@@ -199,6 +211,8 @@ class World:
 
     async def _until_finished(self) -> None:
         """Trainers have ended; evaluations may go on, workers leave when dataflow says that it is over."""
+        for second in self._seconds:
+            second.crash()
         while running := [task for task in self._working if not task.done()]:
             await asyncio.wait(running)
 
