@@ -76,8 +76,8 @@ class Commits:
         self._readers: list[Callable[[], None]] = []
         self._base = ledger.open()
         self._started = clock.monotonic()
-        self.full = False
-        """The last transaction found the disk full."""
+        self.full_at: float | None = None
+        """Since when every transaction has found the disk full."""
 
     @property
     def now(self) -> float:
@@ -193,9 +193,9 @@ class Commits:
         writing.add_done_callback(written)
 
     def _written(self, answers: list[Answer]) -> None:
-        if self.full:
+        if self.full_at is not None:
             log.info("storage_has_room: the run goes on")
-        self.full = False
+        self.full_at = None
         reach("dataflow.after_transaction")
         for work, answer, refusal in answers:
             if work.future is None or work.future.done():
@@ -235,9 +235,9 @@ class Commits:
 
     def _rolled_back(self, queue: list[Work], error: BaseException) -> None:
         if isinstance(error, StorageFull):
-            if not self.full:  # once, and not with every call that is refused
+            if self.full_at is None:  # once, and not with every call that is refused
                 log.error("storage_full: %s", error)
-            self.full = True
+                self.full_at = self.now
         elif isinstance(error, Exception):
             log.error("transaction_failed error=%r", error)
         for work in queue:

@@ -6,10 +6,9 @@ from functools import partial
 
 from astraflow.algorithms.base import Replay, StepPace
 from astraflow.dataflow.cut import build_rows
-from astraflow.dataflow.diagnosis import lacks
 from astraflow.dataflow.ledger import Ledger
 from astraflow.dataflow.settle import asked
-from astraflow.dataflow.starving import fed, smaller_batch, starved_words
+from astraflow.dataflow.starving import fed, smaller_batch, waits_words
 from astraflow.errors import RunFailed
 from astraflow.observe.waits import WaitReason
 from astraflow.wire import messages as m
@@ -29,7 +28,7 @@ def try_batch(ledger: Ledger, now: float, request: m.BatchRequest, *, heard: boo
     if batch is None and not held:
         batch = _cut(ledger, now, policy)
     if batch is None:
-        why = starved_words(ledger, policy) or lacks(ledger, now, policy)
+        why = waits_words(ledger, now, policy)
         held_by = f"{type(ledger.spec.pipeline.pace).__name__} holds it back for the other policies; " if held else ""
         return m.BatchReply(reason=WaitReason.NO_READY, why=held_by + why)
     return m.BatchReply(batch=ledger.batches.issue(now, batch, request.trainer_epoch))

@@ -14,10 +14,15 @@ from astraflow.dataflow.components import ROLLOUT, ComponentRow
 from astraflow.dataflow.ledger import Ledger
 from astraflow.observe.waits import QUARANTINED
 
+RECENT_S = 60.0
+"""Who died so long ago while others serve is no cause of anything that lasts."""
+MOST_GONE = 4
+"""Named where nobody serves, those that went last."""
 
-def diagnosis(ledger: Ledger, now: float, policy: str, cause: str) -> str:
-    since = waits_since(ledger, policy)
-    return f"no batch for policy {policy} since {ledger.time_text(since)}: {cause}; {lacks(ledger, now, policy)}"
+
+def no_batch(ledger: Ledger, policy: str, cause: str) -> str:
+    """What stays true of a diagnosis; ``lacks`` is the rest of it, which is of the moment."""
+    return f"no batch for policy {policy} since {ledger.time_text(waits_since(ledger, policy))}: {cause}"
 
 
 def waits_since(ledger: Ledger, policy: str) -> float:
@@ -47,10 +52,29 @@ def lacks(ledger: Ledger, now: float, policy: str) -> str:
 
 def workers_words(ledger: Ledger, now: float) -> str:
     """What is wrong with whom; nothing, where every worker serves."""
-    workers = [each for each in ledger.components.all() if each.component == ROLLOUT and each.state != "left"]
-    troubles = [(each, _trouble(ledger, now, each)) for each in workers]
-    none = [] if any(trouble is None for _, trouble in troubles) else ["0 workers serve it"]
-    return "; ".join(none + [f"{each.name} {trouble}" for each, trouble in troubles if trouble])
+    workers = [each for each in ledger.components.all() if each.component == ROLLOUT]
+    here = [(each, _trouble(ledger, now, each)) for each in workers if each.state == "alive"]
+    gone = sorted((each for each in workers if each.state != "alive"), key=lambda each: -each.heard_at)
+    if any(trouble is None for _, trouble in here):
+        none, more = [], 0
+        shown = [each for each in gone if each.state == "dead" and now - each.heard_at < RECENT_S]
+    else:
+        none, shown, more = ["0 workers serve it"], gone[:MOST_GONE], max(0, len(gone) - MOST_GONE)
+    troubles = [*here, *((each, _trouble(ledger, now, each)) for each in shown)]
+    words = [f"{each.name} {trouble}" for each, trouble in troubles if trouble]
+    return "; ".join([*none, *words, *([f"{more} others went before them"] if more else [])])
+
+
+def trainer_words(ledger: Ledger, now: float, policy: str) -> str:
+    """What is wrong with its trainer; nothing, where it lives or has left."""
+    row = ledger.store.one(
+        "SELECT c.name, c.state, c.heard_at FROM trainers t JOIN components c ON c.component = 'trainer' "
+        "AND c.name = t.name WHERE t.policy = ?",
+        policy,
+    )
+    if row is None:
+        return "no trainer of it has registered yet"
+    return f"its trainer {row[0]} is dead, last heard of {max(0.0, now - row[2]):.0f} s ago" if row[1] == "dead" else ""
 
 
 def serves(ledger: Ledger, worker: ComponentRow) -> bool:
@@ -64,7 +88,8 @@ def _trouble(ledger: Ledger, now: float, worker: ComponentRow) -> str | None:
     """Why this one does not help; None: it does."""
     report = worker.report
     if worker.state != "alive":
-        return f"{worker.state}, last heard of {max(0.0, now - worker.heard_at):.0f} s ago" + _because(report.error)
+        ago = f"{worker.state}, last heard of {max(0.0, now - worker.heard_at):.0f} s ago"
+        return ago + _because(report.error or (report.why if worker.state == "left" else ""))
     if report.doing == QUARANTINED:
         return QUARANTINED + _because(report.why or report.error)
     if not serves(ledger, worker):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -50,6 +51,8 @@ class Submitted:
 
 class Episodes:
     def __init__(self, store: Store, spec: RunSpec, policies: Policies, groups: Groups, payloads: Payloads) -> None:
+        self.played: Counter[str] = Counter()
+        """By worker, of this dataflow: episodes that it played to an outcome."""
         self._store = store
         self._spec = spec
         self._policies = policies
@@ -189,7 +192,7 @@ class Episodes:
     def submit(self, now: float, worker: str, group: int, idx: int, attempt: int, episode: Episode) -> Submitted:
         """Store once. Raises UnknownLease, Fenced, Closed, UnknownVersion, BadRequest: nothing has then changed."""
         row = self._store.one(
-            "SELECT e.state, e.attempt, e.submitted, e.supervised, g.task_key, g.purpose FROM episodes e "
+            "SELECT e.state, e.attempt, e.submitted, e.supervised, g.task_key, g.purpose, e.worker FROM episodes e "
             "JOIN groups g ON g.id = e.group_id WHERE e.group_id = ? AND e.idx = ?",
             group,
             idx,
@@ -197,7 +200,7 @@ class Episodes:
         name = f"{group}/{idx}/{attempt}"
         if row is None or not 1 <= attempt <= row[1]:
             raise UnknownLease(f"lease {name} was never given in run {self._spec.run}")
-        state, current, submitted, supervised, task_key, purpose = row
+        state, current, submitted, supervised, task_key, purpose, holder = row
         if attempt == submitted:
             self._store.count("duplicates")
             return Submitted(duplicate=True)
@@ -205,6 +208,8 @@ class Episodes:
             raise Fenced(f"lease {name} ran out and attempt {current} exists: this result is not needed")
         if state not in ("leased", "pending"):
             raise Closed(f"episode {group}/{idx} had ended as {state} before attempt {attempt} came")
+        if state == "leased" and worker != holder:
+            raise UnknownLease(f"lease {name} was given to {holder!r}, not to {worker!r}: only its holder ends it")
         if episode.task_key != task_key:
             raise BadRequest(f"lease {name} is of task {task_key!r}, the episode of {episode.task_key!r}")
         self._check(name, group, episode)
@@ -232,6 +237,7 @@ class Episodes:
             "samples = ? WHERE group_id = ? AND idx = ?",
             (attempt, episode.outcome, worker, now, episode.score, samples, group, idx),
         )
+        self.played[worker] += 1
         self._store.event(
             now, "done", group=group, idx=idx, attempt=attempt, worker=worker, outcome=episode.outcome,
             score=episode.score, wall_s=round(episode.wall_s, 3), samples=self._by_policy(episode, samples),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from astraflow.dataflow.settings import RunSpec
 from astraflow.errors import ConfigMismatch
-from astraflow.wire.messages import HelloRequest
+from astraflow.wire.messages import HelloRequest, LeaseRequest
 
 SHOWN = 8
 """Settings that are named; the others are counted."""
@@ -16,14 +16,22 @@ ABSENT = "absent"
 
 def require_same(spec: RunSpec, request: HelloRequest) -> None:
     """Raises ConfigMismatch unless it was started from what the run was started from."""
-    for what, ours, theirs in (
-        ("config", spec.config_digest, request.config_digest),
-        ("code", spec.code_digest, request.code_digest),
-    ):
+    who = f"{request.component} {request.name!r}"
+    _require(spec, who, config=request.config_digest, code=request.code_digest, settings=request.config)
+
+
+def require_same_worker(spec: RunSpec, request: LeaseRequest) -> None:
+    """The same of one that asks for work, whether or not it has said who it is. Raises ConfigMismatch."""
+    can = request.capabilities
+    _require(spec, f"rollout {request.worker!r}", config=can.config_digest, code=can.code_digest, settings={})
+
+
+def _require(spec: RunSpec, who: str, *, config: str, code: str, settings: Mapping[str, str]) -> None:
+    for what, ours, theirs in (("config", spec.config_digest, config), ("code", spec.code_digest, code)):
         if ours and ours != theirs:
-            table = differences(spec.config, request.config) if what == "config" and request.config else ""
+            table = differences(spec.config, settings) if what == "config" and settings else ""
             raise ConfigMismatch(
-                f"{request.component} {request.name!r} has {what} {theirs[:12] or 'of no digest'}, "
+                f"{who} has {what} {theirs[:12] or 'of no digest'}, "
                 f"run {spec.run} has {ours[:12]}: start it from the same {what}" + (f"; {table}" if table else "")
             )
 

@@ -24,7 +24,7 @@ from astraflow.dataflow import trainers
 from astraflow.dataflow.commits import Commits
 from astraflow.dataflow.components import ROLLOUT, TRAINER
 from astraflow.dataflow.cutting import try_batch
-from astraflow.dataflow.handshake import require_same
+from astraflow.dataflow.handshake import require_same, require_same_worker
 from astraflow.dataflow.league import publish_average
 from astraflow.dataflow.leasing import try_lease
 from astraflow.dataflow.ledger import USER_CODE, Ledger
@@ -229,7 +229,7 @@ class DataflowService:
     async def lease(self, request: m.LeaseRequest) -> m.LeaseReply:
         if not 0 <= request.count <= MAX_LEASES:
             raise BadRequest(f"LeaseRequest.count must be in [0, {MAX_LEASES}], found {request.count}")
-
+        require_same_worker(self.spec, request)
         came = False
 
         def attempt(now: float) -> m.LeaseReply:
@@ -359,7 +359,7 @@ class DataflowService:
     async def status(self) -> m.StatusReply:
         self._require_open()
         return await self._commits.read(
-            lambda: status(self.ledger, self._commits.now, lags_s=tuple(self._lags_s), full=self._commits.full)
+            lambda: status(self.ledger, self._commits.now, lags_s=tuple(self._lags_s), full_at=self._commits.full_at)
         )
 
     async def pool(self) -> m.PoolReply:

@@ -7,7 +7,7 @@ wait            say so and go on, where a worker that joins or a lucky group may
 
 from __future__ import annotations
 
-from astraflow.dataflow.diagnosis import diagnosis, learned, waits_since
+from astraflow.dataflow.diagnosis import lacks, learned, no_batch, trainer_words, waits_since
 from astraflow.dataflow.ledger import Ledger
 from astraflow.dataflow.settle import TOO_FEW
 
@@ -19,14 +19,15 @@ def starve(ledger: Ledger, now: float, policy: str, cause: str, *, hopeless: boo
     """True if the run was stopped. ``hopeless``: nothing that may still happen ends it by itself."""
     if ledger.state != "running":
         return True
-    sentence = diagnosis(ledger, now, policy, cause)
+    head = no_batch(ledger, policy, cause)
+    sentence = f"{head}; {lacks(ledger, now, policy)}"
     action = ledger.spec.limits.when_starved
     if action == "smaller_batch" and ledger.batches.head(policy) is None and ledger.groups.kept(policy):
         ledger.store.set(_smaller(policy), 1)
-        _note(ledger, now, policy, sentence)
+        _note(ledger, now, policy, head, sentence)
         return False
     if action == "wait" and not hopeless:
-        _note(ledger, now, policy, sentence)
+        _note(ledger, now, policy, head, sentence)
         return False
     ledger.stop(now, "Starved", sentence)
     return True
@@ -94,12 +95,7 @@ def smaller_batch(ledger: Ledger, policy: str) -> bool:
 
 def starve_untrained(ledger: Ledger, now: float, policy: str, for_s: float) -> None:
     """It has a batch, and nobody trains it: no smaller one helps, and only ``wait`` has a trainer to hope for."""
-    row = ledger.store.one(
-        "SELECT c.name, c.state, c.heard_at FROM trainers t JOIN components c ON c.component = 'trainer' "
-        "AND c.name = t.name WHERE t.policy = ?",
-        policy,
-    )
-    who = f"{row[0]} {row[1]}, last heard of {now - row[2]:.0f} s ago" if row else "none has ever registered"
+    who = trainer_words(ledger, now, policy) or "the last one has left"
     since = ledger.time_text(waits_since(ledger, policy))
     sentence = (
         f"no step of policy {policy} since {since}: {NO_TRAINER} for {for_s:.0f} s (limit "
@@ -107,7 +103,7 @@ def starve_untrained(ledger: Ledger, now: float, policy: str, for_s: float) -> N
         f"'astraflow trainer --policy {policy}' and look into the log of the one before"
     )
     if ledger.spec.limits.when_starved == "wait":
-        _note(ledger, now, policy, sentence)
+        _note(ledger, now, policy, sentence, sentence)
     else:
         ledger.stop(now, "Starved", sentence)
 
@@ -134,15 +130,20 @@ def fed(ledger: Ledger, policy: str) -> None:
 
 
 def starved_words(ledger: Ledger, policy: str) -> str | None:
-    """The diagnosis that it waits with; None: it is not starved."""
+    """Why it waits, of what has a diagnosis; None: it is not starved."""
     found = ledger.store.get(_said(policy))
     return None if found is None else str(found)
 
 
-def _note(ledger: Ledger, now: float, policy: str, sentence: str) -> None:
-    """Once per spell."""
+def waits_words(ledger: Ledger, now: float, policy: str) -> str:
+    """What its next batch waits for now, and why that is no wait like others, where there is a diagnosis."""
+    return "; ".join(filter(None, [starved_words(ledger, policy), lacks(ledger, now, policy)]))
+
+
+def _note(ledger: Ledger, now: float, policy: str, head: str, sentence: str) -> None:
+    """Once per spell. ``head``: what of the sentence stays true."""
     if ledger.store.get(_said(policy)) is None:
-        ledger.store.set(_said(policy), sentence)
+        ledger.store.set(_said(policy), head)
         ledger.store.count("starved")
         ledger.store.event(now, "starved", policy=policy, why=sentence, action=ledger.spec.limits.when_starved)
 

@@ -8,17 +8,17 @@ from collections.abc import Sequence
 import msgspec
 
 from astraflow.dataflow.components import ComponentRow
-from astraflow.dataflow.diagnosis import lacks
+from astraflow.dataflow.diagnosis import trainer_words
 from astraflow.dataflow.ledger import Ledger
-from astraflow.dataflow.starving import starved_words
+from astraflow.dataflow.starving import waits_words
 from astraflow.dataflow.store import Store
 from astraflow.wire import messages as m
 
 MAX_EVENTS = 10_000
 
 
-def status(ledger: Ledger, now: float, *, lags_s: Sequence[float], full: bool) -> m.StatusReply:
-    """``lags_s``: how late the event loop's last ticks were, newest last."""
+def status(ledger: Ledger, now: float, *, lags_s: Sequence[float], full_at: float | None) -> m.StatusReply:
+    """``lags_s``: how late the event loop's last ticks were, newest last. ``full_at``: since when the disk is full."""
     store = ledger.store
     error = ledger.error
     counters: dict[str, float] = dict(store.all("SELECT name, value FROM counters ORDER BY name"))
@@ -26,10 +26,10 @@ def status(ledger: Ledger, now: float, *, lags_s: Sequence[float], full: bool) -
     return m.StatusReply(
         run=ledger.spec.run,
         state=ledger.state,
-        error=f"{error[0]}: {error[1]}" if error else ("StorageFull: the disk is full" if full else None),
+        error=f"{error[0]}: {error[1]}" if error else (None if full_at is None else "StorageFull: the disk is full"),
         now_s=now,
         policies=tuple(_policy(ledger, now, policy) for policy in ledger.policies.specs),
-        components=(_dataflow(ledger, now, lags_s, full=full), *_components(ledger, now)),
+        components=(_dataflow(ledger, now, lags_s, full_at), *_components(ledger, now)),
         added=tuple(ledger.policies.added.values()),
         episodes=ledger.counts.episodes(),
         evals=ledger.evals.points(float(started or 0.0)),
@@ -56,9 +56,8 @@ def _policy(ledger: Ledger, now: float, policy: str) -> m.PolicyStatus:
 
 
 def _waits(ledger: Ledger, now: float, policy: str) -> str:
-    words = starved_words(ledger, policy) or lacks(ledger, now, policy)
-    known = ledger.store.one("SELECT 1 FROM trainers WHERE policy = ?", policy)
-    return words if known or ledger.state != "running" else f"no trainer of it has registered yet; {words}"
+    trainer = trainer_words(ledger, now, policy) if ledger.state == "running" else ""
+    return "; ".join(filter(None, [trainer, waits_words(ledger, now, policy)]))
 
 
 def _played(ledger: Ledger, policy: str) -> int:
@@ -67,13 +66,13 @@ def _played(ledger: Ledger, policy: str) -> int:
     return 0 if newest is None else newest.version
 
 
-def _dataflow(ledger: Ledger, now: float, lags_s: Sequence[float], *, full: bool) -> m.ComponentStatus:
+def _dataflow(ledger: Ledger, now: float, lags_s: Sequence[float], full_at: float | None) -> m.ComponentStatus:
     """Its own line: it waits for nobody but its disk."""
     since = ledger.started_at if ledger.state == "running" else float(ledger.store.get("ended_at") or now)
     doing = {"running": "serves", "finished": "has finished"}.get(ledger.state, "has failed")
     why = f"event loop {1000 * lags_s[-1]:.0f} ms late, at most {1000 * max(lags_s):.0f} ms"
-    if full:
-        doing, why = "waits for space on the disk", "nothing is taken until then"
+    if full_at is not None:
+        doing, why, since = "waits for space on the disk", "nothing is taken until then", full_at
     return m.ComponentStatus(
         component="dataflow",
         name=ledger.spec.run,
@@ -95,6 +94,7 @@ def _components(ledger: Ledger, now: float) -> tuple[m.ComponentStatus, ...]:
             heard_s=max(0.0, now - each.heard_at),
             report=_report(ledger, each),
             held=held.get(each.name, 0) if each.component == "rollout" else 0,
+            played=ledger.episodes.played[each.name] if each.component == "rollout" else 0,
         )
         for each in ledger.components.all()
     )

@@ -49,7 +49,9 @@ class Comparison:
 
 def verify(db: sqlite3.Connection, payloads: Path | None = None) -> Verification:
     """``payloads``: the folder of episode files, whose presence is then looked at too."""
-    db.execute("BEGIN")
+    began = not db.in_transaction
+    if began:
+        db.execute("BEGIN")
     try:
         known = db.execute(
             "SELECT name, trainable FROM policies WHERE NOT EXISTS (SELECT 1 FROM meta WHERE key = 'added/' || name)"
@@ -72,7 +74,8 @@ def verify(db: sqlite3.Connection, payloads: Path | None = None) -> Verification
         _frozen(db, seen, payloads)
         not_compared = [*_counters(db, tally, seen), *_in_a_row(db, tally, seen), *_algorithms(db, tally, seen)]
     finally:
-        db.execute("ROLLBACK")
+        if began:
+            db.execute("ROLLBACK")
     return Verification(
         events=count,
         rows=seen.rows,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -15,6 +16,8 @@ from urllib.parse import quote
 from astraflow.errors import ConfigError, NotFound
 from astraflow.types import Episode, Manifest
 from astraflow.wire.codec import decode
+
+CHECK_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -248,7 +251,8 @@ class RunDb:
 
 @contextmanager
 def open_run_db(database: Path) -> Iterator[RunDb]:
-    """Raises ConfigError when there is none, it is not a run's, or what is asked below cannot be read of it."""
+    """As it is at one moment. Raises ConfigError when there is none, it is not a run's, or what is asked below cannot
+    be read of it."""
     if not database.exists():
         raise ConfigError(f"{database} is missing: is this a run folder that was started?")
     with readable(database), closing(sqlite3.connect(f"file:{quote(str(database))}?mode=ro", uri=True)) as connection:
@@ -256,7 +260,26 @@ def open_run_db(database: Path) -> Iterator[RunDb]:
         connection.execute("SELECT 1 FROM events LIMIT 1")
         if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'pruned_groups'").fetchall():
             connection.execute("CREATE TEMP TABLE pruned_groups (group_id, episodes, bytes, at)")  # of an older program
+        connection.execute("BEGIN")  # all answers are of one moment of a run that goes on
         yield RunDb(connection)
+
+
+def require_sound(database: Path, *, limit_s: float = CHECK_S) -> None:
+    """Raises ConfigError if the file is damaged, as far as is seen in so many seconds: to write on in it would lose more.
+    A file that is not there yet is sound."""
+    if not database.exists():
+        return
+    until = time.monotonic() + limit_s
+    with readable(database), closing(sqlite3.connect(f"file:{quote(str(database))}?mode=ro", uri=True)) as connection:
+        connection.set_progress_handler(lambda: time.monotonic() >= until, 100_000)
+        try:
+            (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorname != "SQLITE_INTERRUPT":
+                raise
+            return
+    if found != "ok":
+        raise ConfigError(f"{database} is damaged: {found}; restore the run folder from a copy, or start a new run")
 
 
 @contextmanager

@@ -44,5 +44,6 @@ class Useful:
         self._lowest = 0.0
         for each in status.components:
             if (each.component, each.name) == ("rollout", self.name):
-                return sum(each.report.metrics.get(outcome, 0.0) for outcome in OUTCOMES)
+                # Its own report comes with a heartbeat: what it played in its last seconds, only dataflow knows.
+                return max(float(each.played), sum(each.report.metrics.get(outcome, 0.0) for outcome in OUTCOMES))
         return None

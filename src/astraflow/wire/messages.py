@@ -271,6 +271,8 @@ class ComponentStatus(Record, frozen=True, kw_only=True):
     report: ComponentReport
     held: int = 0
     """Leases held."""
+    played: int = 0
+    """Of a worker: episodes that it played to an outcome, since dataflow was started."""
 
 
 class PolicyStatus(Record, frozen=True, kw_only=True):

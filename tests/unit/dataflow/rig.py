@@ -208,7 +208,11 @@ class Rig:
                     worker=worker,
                     incarnation=incarnation or worker,
                     count=count,
-                    capabilities=m.Capabilities(policies=tuple(policies or self.service.ledger.policies.specs)),
+                    capabilities=m.Capabilities(
+                        policies=tuple(policies or self.service.ledger.policies.specs),
+                        config_digest=self.service.spec.config_digest,
+                        code_digest=self.service.spec.code_digest,
+                    ),
                     wait_s=wait_s,
                 )
             )
@@ -254,8 +258,12 @@ class Rig:
         return sample([self.digest(policy)] if spans is None else spans)
 
     def submit(
-        self, lease: Lease, reward: float | None = 1.0, *, episode: Episode | None = None, worker: str = "w"
+        self, lease: Lease, reward: float | None = 1.0, *, episode: Episode | None = None, worker: str | None = None
     ) -> m.SubmitReply:
+        """``worker``: None is who has the lease."""
+        if worker is None:
+            row = self.db.one("SELECT worker FROM episodes WHERE group_id = ? AND idx = ?", lease.group, lease.index)
+            worker = row[0] if row and row[0] else "w"
         return self.go(
             self.flow.submit(
                 m.SubmitRequest(

@@ -141,11 +141,11 @@ def test_a_disk_that_is_full_at_the_commit_undoes_all_of_it_and_the_run_goes_on(
         gate.error = sqlite3.OperationalError("database or disk is full")
         found = await asyncio.gather(submit(service, first), submit(service, second), return_exceptions=True)
         assert [type(each) for each in found] == [StorageFull, StorageFull]
-        assert service._commits.full and balance(service.ledger.store.connection)["difference"] == 0
+        assert service._commits.full_at is not None and balance(service.ledger.store.connection)["difference"] == 0
         gate.error = None
         replies = await asyncio.gather(submit(service, first), submit(service, second))
         assert [reply.duplicate for reply in replies] == [False, False]
-        assert not service._commits.full
+        assert service._commits.full_at is None
 
     run(tmp_path, scenario)
 

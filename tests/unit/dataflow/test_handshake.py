@@ -70,3 +70,16 @@ def test_the_message_is_one_bounded_line_whatever_was_sent() -> None:
 
 def test_no_difference_is_no_words() -> None:
     assert differences(RUN, dict(RUN)) == ""
+
+
+@pytest.mark.parametrize(
+    ("what", "wrong"), [("config_digest", ""), ("config_digest", "x" * 64), ("code_digest", "y" * 64)]
+)
+def test_who_asks_for_work_without_a_word_before_is_looked_at_all_the_same(what: str, wrong: str) -> None:
+    with Rig(SPEC) as rig:
+        can = m.Capabilities(policies=("p",), config_digest="c" * 64, code_digest="k" * 64)
+        other = msgspec.structs.replace(can, **{what: wrong})
+        with pytest.raises(ConfigMismatch, match=f"rollout 'evil' has {what[:4]}"):
+            rig.go(rig.flow.lease(m.LeaseRequest(worker="evil", incarnation="1", count=1, capabilities=other)))
+        assert not rig.service.ledger.components.all(), "nobody has joined"
+        assert rig.go(rig.flow.lease(m.LeaseRequest(worker="w", incarnation="1", count=1, capabilities=can))).leases

@@ -440,3 +440,23 @@ def test_guarantee_no_episode_lost_big_payloads_go_to_files(tmp_path: Path) -> N
         assert rig.db.one("SELECT COUNT(*) FROM payloads WHERE body IS NULL AND file IS NOT NULL") == (2,)
         batch = rig.take(rig.resume())
         assert [len(row.tokens) for row in batch.rows] == [200_002, 200_002]
+
+
+def test_nobody_but_its_holder_ends_a_lease() -> None:
+    """A worker's token is every worker's: the name says whose episode it is."""
+    with Rig() as rig:
+        (lease,) = rig.leases(1, worker="a")
+        failed = Episode(task_key=lease.task.key, outcome=Outcome.FAILED, failure=FailureKind.INFRA, error="not mine")
+        with pytest.raises(UnknownLease, match="was given to 'a', not to 'stranger': only its holder ends it"):
+            rig.submit(lease, episode=failed, worker="stranger")
+        assert rig.states("episodes")["leased"] == 1
+        assert not rig.submit(lease, worker="a").duplicate
+
+
+def test_status_counts_what_each_worker_played() -> None:
+    with Rig() as rig:
+        for worker, count in (("a", 2), ("b", 1)):
+            for lease in rig.leases(count, worker=worker):
+                rig.submit(lease, worker=worker)
+        found = {each.name: each.played for each in rig.go(rig.flow.status()).components if each.component == "rollout"}
+        assert found == {"a": 2, "b": 1}

@@ -288,11 +288,11 @@ def test_status_has_a_line_for_dataflow_and_its_loop_lag() -> None:
         (line,) = [line for line in status_lines(status) if line.startswith("dataflow r")]
         assert line == "dataflow r    serves for 30 s: event loop 3 ms late, at most 250 ms"
         assert (status.counters["loop_lag_s"], status.counters["loop_lag_max_s"]) == (0.003, 0.25)
-        rig.service._commits.full = True
+        rig.service._commits.full_at = rig.service._commits.now
         assert any("waits for space on the disk" in line for line in status_lines(rig.go(rig.flow.status())))
         rig.go(rig.flow.operate(m.OperatorRequest(action="stop", error="enough")))
         rig.advance(7)
-        rig.service._commits.full = False
+        rig.service._commits.full_at = None
         assert any("has failed for 7.0 s" in line for line in status_lines(rig.go(rig.flow.status())))
 
 
@@ -317,8 +317,8 @@ def test_a_batch_that_no_trainer_takes_is_a_diagnosis_and_not_a_wait() -> None:
         idle(rig, 15)
         assert re.fullmatch(
             r"no step of policy p since \d\d:\d\d:\d\d: no trainer of it was heard of for 6\d s \(limit 60 s\), and "
-            r"a batch waits for one; t-p dead, last heard of \d\d s ago; start 'astraflow trainer --policy p' and look "
-            r"into the log of the one before",
+            r"a batch waits for one; its trainer t-p is dead, last heard of \d\d s ago; start 'astraflow trainer "
+            r"--policy p' and look into the log of the one before",
             error(rig),
         )
 
@@ -328,7 +328,7 @@ def test_a_policy_that_never_had_a_trainer() -> None:
         rig.play_groups(1)
         idle(rig)
         assert "no trainer of it was heard of for 60 s" in error(rig)
-        assert "none has ever registered" in error(rig), "a smaller batch helps nobody"
+        assert "no trainer of it has registered yet" in error(rig), "a smaller batch helps nobody"
 
 
 def test_a_trainer_that_says_nothing_but_that_it_lives_is_no_starvation() -> None:
@@ -359,7 +359,9 @@ def test_wait_for_a_trainer_is_said_until_one_comes() -> None:
         (sentence,) = starve_words(rig)
         assert "no trainer of it was heard of" in sentence
         (policy,) = rig.go(rig.flow.status()).policies
-        assert policy.waits == sentence
+        assert (
+            policy.waits.startswith("its trainer t-p is dead, last heard of 200 s ago; ") and sentence in policy.waits
+        )
         rig.resume(incarnation="another")
         idle(rig, 5)
         (policy,) = rig.go(rig.flow.status()).policies
@@ -373,3 +375,56 @@ def test_a_pause_of_dataflow_is_not_the_trainers_absence() -> None:
         rig.pause(500)
         rig.renew()
         assert rig.service.ledger.state == "running"
+
+
+# ── who is named ──
+
+
+def test_who_died_long_ago_is_no_cause_while_others_serve() -> None:
+    with Rig(make_spec(groups_per_batch=4)) as rig:
+        rig.resume()
+        rig.renew(worker="gone")
+        for _ in range(4):
+            rig.advance(5)
+            rig.lease(0)
+        assert "gone dead, last heard of 20 s ago" in waits(rig), "it may be why nothing comes"
+        for _ in range(10):
+            rig.advance(5)
+            rig.lease(0)
+        assert "gone" not in waits(rig)
+
+
+def test_where_nobody_serves_those_that_went_last_are_named_and_who_left_says_why() -> None:
+    with starved_rig("stop") as rig:
+        for number in range(6):
+            rig.advance(1)
+            rig.lease(0, worker=f"w{number}")
+        report = m.ComponentReport(doing="left", why="it was told to stop")
+        leaving = m.ReportRequest(component="rollout", name="w5", incarnation="w5", report=report, leaving=True)
+        rig.go(rig.flow.report(leaving))
+        alone(rig, 90)
+        words = error(rig)
+        assert re.search(r"0 workers serve it; w5 left, last heard of \d\d s ago: it was told to stop; w4 dead", words)
+        assert words.endswith("2 others went before them")
+
+
+def test_what_is_waited_out_is_shown_as_it_is_now() -> None:
+    with starved_rig("wait", groups_per_batch=2) as rig:
+        rig.resume()
+        alone(rig, 100)
+        assert "0/2 groups kept" in waits(rig) and "no worker served it for 60 s" in waits(rig)
+        rig.play_groups(1)
+        assert "1/2 groups kept" in waits(rig)
+
+
+def waits(rig: Rig) -> str:
+    (policy,) = rig.go(rig.flow.status()).policies
+    return str(policy.waits)
+
+
+def test_since_when_the_disk_is_full() -> None:
+    with Rig() as rig:
+        rig.advance(100)
+        rig.service._commits.full_at = rig.service._commits.now - 7
+        (line,) = [each for each in status_lines(rig.go(rig.flow.status())) if each.startswith("dataflow")]
+        assert "waits for space on the disk for 7.0 s" in line

@@ -12,6 +12,7 @@ from astraflow.run.cli import main
 from astraflow.run.initial import read_initial
 from astraflow.run.layout import RunFolder, write_json
 from astraflow.run.over import say_finished, stored_name
+from astraflow.run.run_db import require_sound
 from tests.unit.run.made_run import MadeRun
 
 VERBS = {
@@ -169,3 +170,24 @@ def test_a_broken_summary_is_made_again(
     run.summary.write_text('{"steps": 5}')
     assert say_finished(run, None, as_json=True) == 0  # type: ignore[arg-type]
     assert json.loads(capsys.readouterr().out) == {"steps": 5}
+
+
+def test_resume_does_not_write_on_in_a_damaged_database(tmp_path: Path) -> None:
+    """Eight KiB in the middle: most of what a run asks still answers, and it would go on as if nothing were."""
+    made = MadeRun(tmp_path / "run").groups(400).steps(200)
+    run = made.close()
+    require_sound(run.database)
+    data = bytearray(run.database.read_bytes())
+    middle = len(data) // 8192 * 4096
+    data[middle : middle + 8192] = b"\xa5" * 8192
+    run.database.write_bytes(data)
+    with pytest.raises(
+        ConfigError, match=r"run\.db is damaged: .*restore the run folder from a copy, or start a new run"
+    ):
+        require_sound(run.database)
+    require_sound(tmp_path / "absent.db")
+
+
+def test_a_check_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
+    run = MadeRun(tmp_path / "run").groups(400).close()
+    require_sound(run.database, limit_s=0.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from astraflow.run.useful import Useful
 from astraflow.wire import messages as m
 from astraflow.wire.calls import Role
@@ -45,6 +47,16 @@ def test_a_rollout_service_is_useful_by_its_own_episodes_only() -> None:
     useful.see(status(played={"rollout-0": 80.0, "rollout-0.2": 0.0}))
     assert not useful.done
     useful.see(status(played={"rollout-0.2": 1.0}))
+    assert useful.done
+
+
+def test_what_dataflow_took_of_a_service_counts_before_its_next_heartbeat_says_so() -> None:
+    """One that plays for seconds and then blocks for good never gets to tell."""
+    useful = Useful(role=Role.WORKER, name="rollout-0", policy=None)
+    silent = m.ComponentStatus(
+        component="rollout", name="rollout-0", state="dead", heard_s=11.0, report=m.ComponentReport(), played=160
+    )
+    useful.see(msgspec.structs.replace(status(), components=(silent,)))
     assert useful.done
 
 

@@ -43,7 +43,6 @@ def rederive(run: RunFolder) -> Rederived:
     try:
         resolved = load_config(run.path)
         with open_run_db(run.database) as db:
-            db.connection.execute("BEGIN")  # of a run that goes on: all of it as it was at one moment
             record = read_record(db, run.payloads)
             require_repeatable(record)
             row = db.connection.execute("SELECT state FROM algorithms WHERE name = 'pipeline'").fetchone()

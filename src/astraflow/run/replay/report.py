@@ -28,7 +28,6 @@ def replay(
     resolved = load_config(run.path)
     changes = chosen(resolved.recipe, curate=curate, keep=keep, select=select)
     with open_run_db(run.database) as db:
-        db.connection.execute("BEGIN")  # of a run that goes on: all of it as it was at one moment
         record = read_record(db, run.payloads)
         require_repeatable(record)
         return _report(run, resolved, record, changes)

@@ -32,6 +32,7 @@ def main(args: Args) -> int:
     from astraflow.run.launch import LaunchOptions, launch
     from astraflow.run.layout import RunFolder
     from astraflow.run.over import is_finished, say_finished
+    from astraflow.run.run_db import require_sound
     from astraflow.run.supervisor import Listen
     from astraflow.wire.listener import require_port
 
@@ -40,6 +41,7 @@ def main(args: Args) -> int:
     if is_finished(run):
         return say_finished(run, resolved, as_json=args.json)
     require_port(args.host, args.port)
+    require_sound(run.database)
     lock_run(run.path).close()  # a run that somebody serves is refused before anything is said or changed
     if resolved.digest != read_config(run.path)["digest"]:
         accept_changed_tasks(run, resolved)
