@@ -41,6 +41,10 @@ ROLES = {"solver": "main", "verifier": "main"}
 GOOD = 6
 
 
+class Odd(BaseException):
+    """Neither Exception nor SystemExit."""
+
+
 class Workflow:
     """The task's key says what it does."""
 
@@ -118,6 +122,18 @@ class Workflow:
         await agents["solver"].chat(HELLO)
         raise ValueError("half-way")
 
+    async def raises_what_is_no_exception(self, agents: Agents) -> Reward:
+        await agents["solver"].chat(HELLO)
+        raise Odd("half-way")
+
+    async def interrupts(self, agents: Agents) -> Reward:
+        await agents["solver"].chat(HELLO)
+        raise KeyboardInterrupt
+
+    async def names_keys_by_numbers(self, agents: Agents) -> Reward:
+        reply = await agents["solver"].chat(HELLO)
+        return Reward(1.0, baseline_keys={reply.turn: 5})  # type: ignore[dict-item]
+
     async def says_nonsense(self, agents: Agents) -> Reward:
         raise BadRequest("the chat template refused the messages")
 
@@ -127,8 +143,13 @@ LINES = {
     "says_nonsense": "raise BadRequest(",
     "uses_another_s": "await self.kept[0].chat(HELLO)",
     "raises_half_way": 'raise ValueError("half-way")',
+    "raises_what_is_no_exception": 'raise Odd("half-way")',
+    "interrupts": "raise KeyboardInterrupt",
     "recurses": "return await self.recurses(agents)",
-    **dict.fromkeys(("rewards_the_silent", "rewards_a_stranger", "forgets", "returns_nothing"), "async def __call__("),
+    **dict.fromkeys(
+        ("rewards_the_silent", "rewards_a_stranger", "forgets", "returns_nothing", "names_keys_by_numbers"),
+        "async def __call__(",
+    ),
 }
 """The line that a message must name: where the workflow did it; of what it returned, where it begins."""
 
@@ -145,6 +166,9 @@ BAD = {
     "recurses": ("given_up", "workflow", "RecursionError"),
     "says_nonsense": ("given_up", "workflow", "refused the messages"),
     "raises_half_way": ("given_up", "workflow", "ValueError: half-way"),
+    "raises_what_is_no_exception": ("given_up", "workflow", "Odd: half-way"),
+    "interrupts": ("given_up", "workflow", "KeyboardInterrupt"),
+    "names_keys_by_numbers": ("given_up", "workflow", "Reward.baseline_keys[0] must be text, found 5"),
 }
 """State, how it ended, and the message."""
 
