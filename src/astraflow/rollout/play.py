@@ -140,7 +140,12 @@ class WorkflowPlayer:
             scored = resolve(reward, agents.trajectories, roles=agents.roles)
             features = features_of(reward.features, scored.trajectories)
         except asyncio.CancelledError:
-            return failed(lease, FailureKind.WORKFLOW, "the workflow cancelled itself", wall_s=wall_s)
+            return failed(
+                lease,
+                FailureKind.WORKFLOW,
+                "the workflow cancelled itself, or awaited what was cancelled",
+                wall_s=wall_s,
+            )
         except BaseException as error:  # noqa: BLE001 - whatever user code raises is a failed episode, not a dead worker
             limit = agents.cut or agents.refused
             if limit is not None and first_of(error, (EpisodeTruncated,)) is not None:

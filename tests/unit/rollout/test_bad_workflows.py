@@ -50,6 +50,7 @@ class Workflow:
 
     def __init__(self) -> None:
         self.kept: list[Agent] = []
+        self.lent: list[Agent] = []
         self.refused: list[str] = []
         self.background: list[asyncio.Task[None]] = []
 
@@ -105,6 +106,19 @@ class Workflow:
         await self.kept[0].chat(HELLO)
         return Reward(1.0)
 
+    async def lends(self, agents: Agents) -> Reward:
+        """Its agent is used while its episode goes on, and ends while that is asked."""
+        await agents["solver"].chat(HELLO)
+        self.lent.append(agents["solver"])
+        await asyncio.sleep(60.0)
+        return Reward(1.0)
+
+    async def borrows(self, agents: Agents) -> Reward:
+        while not self.lent:  # noqa: ASYNC110 - in virtual time, and the episode has a limit
+            await asyncio.sleep(1.0)
+        while True:
+            await self.lent[0].chat(HELLO)
+
     async def spawns_without_end(self, agents: Agents) -> Reward:
         agent: Agent = agents["solver"]
         while True:
@@ -142,6 +156,7 @@ LINES = {
     "unknown_role": 'await agents["judge"].chat(HELLO)',
     "says_nonsense": "raise BadRequest(",
     "uses_another_s": "await self.kept[0].chat(HELLO)",
+    "borrows": "await self.lent[0].chat(HELLO)",
     "raises_half_way": 'raise ValueError("half-way")',
     "raises_what_is_no_exception": 'raise Odd("half-way")',
     "interrupts": "raise KeyboardInterrupt",
@@ -161,6 +176,8 @@ BAD = {
     "returns_nothing": ("given_up", "grader", "must return a Reward, found NoneType"),
     "keeps": ("done", "completed", ""),
     "uses_another_s": ("given_up", "workflow", "is over: its agents answer no more"),
+    "lends": ("done", "completed", ""),
+    "borrows": ("given_up", "workflow", "may use only the agents that it was called with"),
     "spawns_without_end": ("done", "truncated", ""),
     "asks_without_end": ("done", "truncated", ""),
     "recurses": ("given_up", "workflow", "RecursionError"),
