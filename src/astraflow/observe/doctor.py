@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from astraflow.observe.doctor_critic import CRITIC_CHECKS, has_critic
 from astraflow.observe.findings import Finding, State, Symptoms, above, below, recent
+from astraflow.observe.terminal import harmless
 
 RECENT_GROUPS = 200
 FEW_GROUPS = 8
@@ -85,7 +86,7 @@ def diagnosis_lines(diagnosis: Diagnosis) -> list[str]:
         lines.append(f"  {'':18} normal: {finding.normal}")
         if finding.advice and finding.state in (State.WATCH, State.BROKEN):
             lines.append(f"  {'':18} do: {finding.advice}")
-    return lines
+    return [harmless(line) for line in lines]
 
 
 # ── the checks ──

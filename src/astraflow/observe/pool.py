@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from astraflow.observe.terminal import harmless
 from astraflow.wire.messages import PoolReply, PoolTarget, PoolWorker
 
 GONE_S = 600.0
@@ -24,7 +25,7 @@ def pool_lines(pool: PoolReply) -> list[str]:
             "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
             for row in rows
         ]
-    return [*lines, target_line(pool.target)]
+    return [harmless(line) for line in (*lines, target_line(pool.target))]
 
 
 def target_line(target: PoolTarget) -> str:

@@ -6,6 +6,8 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
+from astraflow.observe.terminal import harmless
+
 QUIET_S = 30.0
 """Nothing new for so long: the plain output says what everybody does or waits for."""
 
@@ -74,6 +76,7 @@ class Progress:
 
     def say(self, line: str) -> None:
         """A line that stays."""
+        line = harmless(line)
         if self._live is not None:
             self._live.console.print(line, markup=False, highlight=False)
         else:
@@ -107,6 +110,6 @@ def _block(snapshot: Snapshot) -> Any:
 
     table = Table.grid(padding=(0, 2))
     for name, text in snapshot.parts.items():
-        table.add_row(Text(name, style="bold"), Text(text))
+        table.add_row(Text(harmless(name), style="bold"), Text(harmless(text)))
     bar = ProgressBar(total=max(snapshot.steps, 1), completed=snapshot.version, width=60)
-    return Group(Text(plain_line(snapshot)), bar, table)
+    return Group(Text(harmless(plain_line(snapshot))), bar, table)

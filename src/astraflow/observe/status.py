@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from astraflow.observe.terminal import harmless
 from astraflow.observe.waits import Wait, WaitReason
 from astraflow.wire.messages import ComponentStatus, EvalPoint, PolicyStatus, StatusReply
 
@@ -35,7 +36,7 @@ def status_lines(status: StatusReply) -> list[str]:
     shown = {name: value for name, value in status.counters.items() if value}
     if shown:
         lines.append("counters      " + _counts(shown))
-    return lines
+    return [harmless(line) for line in lines]
 
 
 def pass_words(point: EvalPoint) -> str:

@@ -42,9 +42,9 @@ class TimeLimit:
                     return await loop.run_in_executor(cast("Executor", self._threads), blocking, *args)
         except TimeoutError as error:
             raise GraderFailed(f"grader {name} took longer than {self.limit_s:g} s") from error
-        except GraderFailed:
+        except (GraderFailed, asyncio.CancelledError, GeneratorExit):
             raise
-        except Exception as error:
+        except BaseException as error:
             raise GraderFailed(f"grader {name} raised {type(error).__name__}: {error}") from error
 
 

@@ -12,6 +12,7 @@ from astraflow.engines.base import Engine, EngineInfo, GenerateReply, GenerateRe
 from astraflow.errors import BadRequest, EngineFailed, EpisodeOver, EpisodeTruncated, NotFound, SpawnRefused
 from astraflow.observe.waits import Wait
 from astraflow.rollout.conversation import Conversation, Prompt
+from astraflow.rollout.loop_guard import PLAYING
 from astraflow.rollout.settings import TreeLimits
 from astraflow.rollout.template import ChatTemplate
 from astraflow.rollout.workflow import Message, Reply
@@ -126,6 +127,12 @@ class EpisodeAgents:
     def _take_turn(self) -> int:
         if self._closed:
             raise EpisodeOver(f"episode {self._lease.id} is over: its agents answer no more")
+        playing = PLAYING.get()
+        if playing not in (None, self._lease.id):  # its words would be trained as this episode's
+            raise BadRequest(
+                f"an agent of episode {self._lease.id} was asked by the workflow of episode {playing}: "
+                "a workflow may use only the agents that it was called with"
+            )
         if self.cut is None and self._asked >= self._max_turns:
             self.cut = f"the limit of {self._max_turns} turns was reached"
         if self.cut is not None:
@@ -220,7 +227,7 @@ class RecordedAgent:
 
     async def chat(self, messages: Sequence[Message], *, max_tokens: int | None = None) -> Reply:
         """Raises EpisodeTruncated after a cut turn or at a limit, EpisodeOver after the episode's end, EngineFailed,
-        and BadRequest (prompt_too_long, or messages that the template refuses)."""
+        and BadRequest (prompt_too_long, messages that the template refuses, or a workflow that it was not made for)."""
         agents = self._agents
         index = agents._take_turn()
         prompt = self.conversation.prompt(messages)

@@ -1,8 +1,8 @@
-"""``sys.exit`` in a task that a workflow made: it ends its episode, not the process.
+"""``sys.exit`` or a KeyboardInterrupt in a task that a workflow made: it ends its episode, not the process.
 
-A task hands SystemExit on to the event loop, which ends, and with it the worker and all its other episodes. Tasks that
+A task hands these two on to the event loop, which ends, and with it the worker and all its other episodes. Tasks that
 are made while a workflow plays are therefore looked at while they run: the exit is kept for the player, which ends the
-episode with it, and the task ends as a cancelled one does.
+episode with it, and the task ends as a cancelled one does. The signal of a real Ctrl-C has a handler of its own.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ from collections.abc import Callable, Coroutine, Generator
 from contextvars import ContextVar
 from typing import Any
 
-LEFT: ContextVar[asyncio.Future[SystemExit] | None] = ContextVar("astraflow_left", default=None)
-"""Of the episode that plays: done once a task of its workflow calls ``sys.exit``. Tasks that it makes inherit it."""
+EXITS = (SystemExit, KeyboardInterrupt)
+"""What a task hands on to the event loop."""
+Left = asyncio.Future[BaseException]
+LEFT: ContextVar[Left | None] = ContextVar("astraflow_left", default=None)
+"""Of the episode that plays: done once a task of its workflow raises one of them. Tasks that it makes inherit it."""
 
 
 def guard_tasks(loop: asyncio.AbstractEventLoop) -> None:
@@ -40,21 +43,21 @@ class _GuardedTasks:
 
 
 class _Guarded(Coroutine[Any, Any, Any]):
-    """The coroutine but for SystemExit. No ``async def`` around it: one that never begins would not be awaited."""
+    """The coroutine but for ``EXITS``. No ``async def`` around it: one that never begins would not be awaited."""
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], left: asyncio.Future[SystemExit]) -> None:
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], left: Left) -> None:
         self._coroutine, self._left = coroutine, left
 
     def send(self, value: Any) -> Any:
         try:
             return self._coroutine.send(value)
-        except SystemExit as error:
+        except EXITS as error:
             raise self._leave(error) from error
 
     def throw(self, *error: Any) -> Any:
         try:
             return self._coroutine.throw(*error)
-        except SystemExit as left:
+        except EXITS as left:
             raise self._leave(left) from left
 
     def close(self) -> None:
@@ -66,7 +69,7 @@ class _Guarded(Coroutine[Any, Any, Any]):
     def __getattr__(self, name: str) -> Any:
         return getattr(self._coroutine, name)  # its frame and name, for those who print tasks
 
-    def _leave(self, error: SystemExit) -> asyncio.CancelledError:
+    def _leave(self, error: BaseException) -> asyncio.CancelledError:
         if not self._left.done():
             self._left.set_result(error)
         return asyncio.CancelledError("a task of the workflow ended the process")

@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from astraflow.rollout.said import is_text, shown
 from astraflow.rollout.score import UnknownName
 from astraflow.types import Array, Trajectory
+from astraflow.wire.codec import MAX_DIMENSIONS
 
 CONTENT_HASH = "content_hash/"
 MOST_NUMBERS = 4096
@@ -22,7 +24,7 @@ MOST_NUMBERS = 4096
 
 def features_of(said: Mapping[str, Any], trajectories: Sequence[Trajectory]) -> dict[str, Array]:
     """Raises UnknownName for a feature of the workflow that is no number or array of numbers, or has our name."""
-    features = {name: _number(name, value) for name, value in said.items()}
+    features = {_name(name): _number(name, value) for name, value in said.items()}
     for policy in sorted({each.policy for each in trajectories}):
         features[CONTENT_HASH + policy] = _content_hash([each for each in trajectories if each.policy == policy])
     for array in features.values():
@@ -40,13 +42,21 @@ def _content_hash(trajectories: Sequence[Trajectory]) -> Array:
     return np.frombuffer(seen.digest(), "<u4").astype(np.uint32)
 
 
-def _number(name: str, value: Any) -> Array:
+def _name(name: Any) -> str:
+    if not is_text(name):
+        raise UnknownName(f"Reward.features must be named by text, found {shown(name)}")
     if name.startswith(CONTENT_HASH):
-        raise UnknownName(f"Reward.features names {name!r}: the worker computes that")
+        raise UnknownName(f"Reward.features names {shown(name)}: the worker computes that")
+    return str.__str__(name)
+
+
+def _number(name: str, value: Any) -> Array:
     try:
         array = np.array(value, np.float64)
-    except (TypeError, ValueError) as error:
-        raise UnknownName(f"Reward.features[{name!r}] must be numbers, found {value!r:.80}") from error
+    except (TypeError, ValueError, OverflowError) as error:
+        raise UnknownName(f"Reward.features[{name!r}] must be numbers, found {shown(value)}") from error
     if array.size > MOST_NUMBERS:
         raise UnknownName(f"Reward.features[{name!r}] has {array.size} numbers, the limit is {MOST_NUMBERS}")
+    if array.ndim > MAX_DIMENSIONS:
+        raise UnknownName(f"Reward.features[{name!r}] has {array.ndim} dimensions, the limit is {MAX_DIMENSIONS}")
     return array

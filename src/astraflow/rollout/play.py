@@ -19,9 +19,10 @@ from astraflow.clock import Clock, SystemClock
 from astraflow.errors import BadRequest, EngineFailed, EnvFailed, EpisodeTruncated, GraderFailed
 from astraflow.observe.waits import WAITING, Waiting
 from astraflow.rollout.agents import PROMPT_TOO_LONG, EpisodeAgents, Hold, Seat, holds_newest_only
-from astraflow.rollout.exits import LEFT, guard_tasks
+from astraflow.rollout.exits import EXITS, LEFT, Left, guard_tasks
 from astraflow.rollout.features import features_of
 from astraflow.rollout.loop_guard import PLAYING, is_library
+from astraflow.rollout.said import sendable, words_of
 from astraflow.rollout.score import UnknownName, resolve
 from astraflow.rollout.settings import TreeLimits
 from astraflow.rollout.workflow import Reward, Workflow
@@ -75,7 +76,7 @@ class WorkflowPlayer:
         )
         loop = asyncio.get_running_loop()
         guard_tasks(loop)
-        left: asyncio.Future[SystemExit] = loop.create_future()
+        left: Left = loop.create_future()
         running = asyncio.ensure_future(self._run(lease, agents, left))
         try:
             limit_s = lease.time_limit_s
@@ -107,13 +108,13 @@ class WorkflowPlayer:
             seats[role] = Seat(policy=seat.policy, engine=seat.engine, template=seat.template, sampling=sampling)
         return seats
 
-    async def _run(self, lease: Lease, agents: EpisodeAgents, left: asyncio.Future[SystemExit]) -> Reward:
+    async def _run(self, lease: Lease, agents: EpisodeAgents, left: Left) -> Reward:
         PLAYING.set(lease.id)
         LEFT.set(left)
         WAITING.set(self.waiting)
         try:
             return await self.workflow(lease.task, agents)
-        except SystemExit as error:  # a task hands it on to the event loop: the worker and all its episodes would end
+        except EXITS as error:  # a task hands them on to the event loop: the worker and all its episodes would end
             raise RuntimeError("the workflow ended the process") from error
 
     async def _end(self, running: asyncio.Task[Reward]) -> bool:
@@ -139,8 +140,13 @@ class WorkflowPlayer:
             scored = resolve(reward, agents.trajectories, roles=agents.roles)
             features = features_of(reward.features, scored.trajectories)
         except asyncio.CancelledError:
-            return failed(lease, FailureKind.WORKFLOW, "the workflow cancelled itself", wall_s=wall_s)
-        except Exception as error:  # noqa: BLE001 - whatever user code raises is a failed episode, not a dead worker
+            return failed(
+                lease,
+                FailureKind.WORKFLOW,
+                "the workflow cancelled itself, or awaited what was cancelled",
+                wall_s=wall_s,
+            )
+        except BaseException as error:  # noqa: BLE001 - whatever user code raises is a failed episode, not a dead worker
             limit = agents.cut or agents.refused
             if limit is not None and first_of(error, (EpisodeTruncated,)) is not None:
                 return _truncated(lease, agents, limit, wall_s)
@@ -178,7 +184,7 @@ def failed(lease: Lease, kind: FailureKind, message: str, *, wall_s: float = 0.0
         task_key=lease.task.key,
         outcome=Outcome.FAILED,
         failure=kind,
-        error=message[:2000],
+        error=sendable(message)[:2000],
         final=final,
         wall_s=wall_s,
     )
@@ -205,7 +211,7 @@ def classify(error: BaseException) -> tuple[FailureKind, str]:
         return FailureKind.WORKFLOW, f"{found}{own_line(found) if has_place else ''}"
     # That something was cancelled is how a time limit of the workflow's own comes about, and no cause.
     cause = next((each for each in reversed(causes(error)) if not isinstance(each, asyncio.CancelledError)), error)
-    return FailureKind.WORKFLOW, f"{type(cause).__name__}: {cause}{own_line(cause)}"
+    return FailureKind.WORKFLOW, f"{words_of(cause)}{own_line(cause)}"
 
 
 def first_of(error: BaseException, kinds: Sequence[type[BaseException]] | tuple[Any, ...]) -> BaseException | None:

@@ -12,12 +12,16 @@ import msgspec
 import numpy as np
 
 from astraflow.errors import GraderFailed
+from astraflow.rollout.said import is_text, shown
 from astraflow.rollout.workflow import Reward
 from astraflow.types import Trajectory
 
+LARGEST = 1e30
+"""Of a reward: sums and differences of such still fit a float32, in which is trained."""
+
 
 class UnknownName(Exception):
-    """The reward names a role or a turn that the episode does not have: the workflow's own mistake."""
+    """The reward names what the episode does not have, or by what is no name: the workflow's own mistake."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,9 +41,10 @@ def resolve(reward: Any, trajectories: Sequence[Trajectory], *, roles: Sequence[
     episode = _number("the episode", reward.episode)
     by_role = {role: _number(f"role {role!r}", value) for role, value in reward.roles.items()}
     by_turn = {turn: _number(f"turn {turn}", value) for turn, value in reward.turns.items()}
+    keys = {turn: _key(turn, value) for turn, value in reward.baseline_keys.items()}
     scored = []
     for trajectory in trajectories:
-        known = trajectory.role in by_role or episode is not None
+        known = trajectory.role in by_role or reward.is_for_all or episode is not None
         if not known and not any(turn.index in by_turn for turn in trajectory.turns):
             role = trajectory.role
             raise GraderFailed(f"role {role!r} spoke and got no reward at all; Reward({role}=None) says not scored")
@@ -48,7 +53,7 @@ def resolve(reward: Any, trajectories: Sequence[Trajectory], *, roles: Sequence[
             msgspec.structs.replace(
                 turn,
                 reward=by_turn.get(turn.index, usual),
-                baseline_key=reward.baseline_keys.get(turn.index, turn.baseline_key),
+                baseline_key=keys.get(turn.index, turn.baseline_key),
             )
             for turn in trajectory.turns
         )
@@ -62,11 +67,11 @@ def resolve(reward: Any, trajectories: Sequence[Trajectory], *, roles: Sequence[
 def _check_names(reward: Reward, trajectories: Sequence[Trajectory], roles: Sequence[str]) -> None:
     for role in reward.roles:
         if role not in roles:
-            raise UnknownName(f"Reward names role {role!r}; the recipe's roles: {', '.join(sorted(roles))}")
+            raise UnknownName(f"Reward names role {shown(role)}; the recipe's roles: {', '.join(sorted(roles))}")
     turns = {turn.index for trajectory in trajectories for turn in trajectory.turns}
     for index in (*reward.turns, *reward.baseline_keys):
         if index not in turns:
-            raise UnknownName(f"Reward names turn {index!r}; the episode has turns {sorted(turns)}")
+            raise UnknownName(f"Reward names turn {shown(index)}; the episode has turns {sorted(turns)}")
 
 
 def _require_spoke(by_role: Mapping[str, float | None], trajectories: Sequence[Trajectory]) -> None:
@@ -80,8 +85,18 @@ def _number(what: str, value: Any) -> float | None:
     if value is None:
         return None
     if not isinstance(value, Real | np.bool_):
-        raise GraderFailed(f"the reward of {what} must be a number or None, found {value!r}")
-    number = float(value)
-    if not math.isfinite(number):
-        raise GraderFailed(f"the reward of {what} must be finite, found {number}")
+        raise GraderFailed(f"the reward of {what} must be a number or None, found {shown(value)}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf  # an integer or a fraction that no float can hold
+    if not abs(number) <= LARGEST:
+        limit = f" and at most {LARGEST:g} in size" if math.isfinite(number) else ""
+        raise GraderFailed(f"the reward of {what} must be finite{limit}, found {shown(value)}")
     return number
+
+
+def _key(turn: int, value: Any) -> str:
+    if not is_text(value):
+        raise UnknownName(f"Reward.baseline_keys[{turn}] must be text, found {shown(value)}")
+    return str.__str__(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, Protocol
 
 from astraflow.types import StopReason, Task
@@ -12,18 +13,23 @@ Message = Mapping[str, Any]
 """``{"role": "user", "content": "..."}`` and whatever else the chat template reads."""
 
 
+class _Unsaid(Enum):
+    UNSAID = "unsaid"
+
+
 class Reward:
     """Rewards of one episode: ``Reward(solver=1.0, verifier=0.0)``, ``Reward(1.0)`` for every role, or per turn.
 
-    Values are float or None; None is "not scored" (no baseline, no gradient), never zero. ``turns`` maps a turn's
-    index (``Reply.turn``) to its own reward, which then replaces the role's. ``baseline_keys`` does the same for
-    what it is compared with. ``features`` are numbers for data algorithms: ``format`` (1 well formed, 0 not),
-    ``without/ROLE`` (what the episode's score would have been had the role done nothing), or of your own.
+    Values are float or None; None is "not scored" (no baseline, no gradient), never zero: ``Reward(None)`` says it of
+    every role, ``Reward()`` nothing of any. ``turns`` maps a turn's index (``Reply.turn``) to its own reward, which
+    then replaces the role's. ``baseline_keys`` does the same for what it is compared with. ``features`` are numbers for
+    data algorithms: ``format`` (1 well formed, 0 not), ``without/ROLE`` (what the episode's score would have been had
+    the role done nothing), or of your own.
     """
 
     def __init__(
         self,
-        episode: float | None = None,
+        episode: float | _Unsaid | None = _Unsaid.UNSAID,
         /,
         *,
         turns: Mapping[int, float | None] | None = None,
@@ -31,7 +37,9 @@ class Reward:
         features: Mapping[str, Any] | None = None,
         **roles: float | None,
     ) -> None:
-        self.episode = episode
+        self.episode = None if isinstance(episode, _Unsaid) else episode
+        self.is_for_all = not isinstance(episode, _Unsaid)
+        """Also a role that is not named has its value, which may be None."""
         self.roles = dict(roles)
         self.turns = dict(turns or {})
         self.baseline_keys = dict(baseline_keys or {})

@@ -25,6 +25,8 @@ ORPHANED = 75
 WHERE = signal.SIGUSR2
 """A child answers it with the stack of each of its threads, in its log; without any help of Python's main loop."""
 WRITE_S = 1.0
+SPEAKS = "astraflow: "
+"""Begins the one sentence that a command ends with."""
 STDERR = 2
 
 
@@ -44,15 +46,20 @@ class ChildSpec:
 class Child:
     """A started process."""
 
-    def __init__(self, spec: ChildSpec, process: asyncio.subprocess.Process, started_s: float) -> None:
+    def __init__(
+        self, spec: ChildSpec, process: asyncio.subprocess.Process, started_s: float, *, log_from: int = 0
+    ) -> None:
+        """``log_from``: size of its log when it was started; what stands before is of earlier ones."""
         self.spec = spec
         self.started_s = started_s
         self._process = process
+        self._log_from = log_from
 
     @classmethod
     async def start(cls, spec: ChildSpec) -> Child:
         environment = {**os.environ, **spec.environment, LIFELINE: "1", "PYTHONUNBUFFERED": "1"}
         with spec.log.open("ab") as log:
+            log_from = log.tell()
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
@@ -64,7 +71,7 @@ class Child:
                 env=environment,
                 start_new_session=True,
             )
-        return cls(spec, process, asyncio.get_running_loop().time())
+        return cls(spec, process, asyncio.get_running_loop().time(), log_from=log_from)
 
     @property
     def pid(self) -> int:
@@ -106,21 +113,26 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
 
+    @property
+    def sentence(self) -> str | None:
+        """The one that it died with, if it said one."""
+        sentences = [line for line in self._tail() if line.startswith(SPEAKS)]
+        return sentences[-1].removeprefix(SPEAKS) if sentences else None
+
     def last_words(self, lines: int = 12) -> str:
-        """The end of its log; first of all the one sentence that it died with, if there is one."""
-        text = read_tail(self.spec.log)
-        sentences = [line for line in text if line.startswith("astraflow: ")]
-        if sentences:
-            return sentences[-1].removeprefix("astraflow: ")
-        return "\n".join(text[-lines:]) or f"nothing in {self.spec.log}"
+        """The sentence that it died with; else the end of what it wrote to its log."""
+        return self.sentence or "\n".join(self._tail()[-lines:]) or f"nothing in {self.spec.log}"
+
+    def _tail(self) -> list[str]:
+        return read_tail(self.spec.log, begin=self._log_from)
 
 
-def read_tail(path: Path, size: int = 16384) -> list[str]:
-    """Last complete lines of a text file, without empty ones."""
+def read_tail(path: Path, size: int = 16384, *, begin: int = 0) -> list[str]:
+    """Last complete lines of a text file, without empty ones; ``begin``: none before that byte."""
     if not path.exists():
         return []
     with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - size))
+        file.seek(max(begin, path.stat().st_size - size))
         return [line for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
 
 

@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except AstraFlowError as error:
         if debug:
             raise
-        print(f"astraflow: {error}", file=sys.stderr)
+        _say_error(str(error))
         return 2 if error.kind in USELESS_AGAIN else 1
     except KeyboardInterrupt:
         print("astraflow: interrupted", file=sys.stderr)
@@ -65,8 +65,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if debug:
             raise
-        print(f"astraflow: {_of_the_system(error)}", file=sys.stderr)
+        _say_error(_of_the_system(error))
         return 1
+
+
+def _say_error(message: str) -> None:
+    from astraflow.observe.terminal import harmless
+
+    print(f"astraflow: {harmless(message)}", file=sys.stderr)
 
 
 def _of_the_system(error: OSError) -> str:

@@ -91,7 +91,7 @@ def _smooth(points: Sequence[tuple[float, float]]) -> Points:
 def ending_lines(run: RunFolder, ending: Ending, policies: Sequence[str]) -> list[str]:
     """The last screen."""
     summary = ending.summary
-    out = ["", text_curve(ending.lines), ""]
+    out = ["", *text_curve(ending.lines).splitlines(), ""]
     for pair in ending.pairs:
         out += [f"  {pair.question}", f"    before: {pair.before!r}", f"    after:  {pair.after!r}"]
     if ending.pairs:

@@ -12,6 +12,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from astraflow.errors import NotFound
+from astraflow.observe.terminal import harmless, visible
 from astraflow.run.layout import RunFolder
 from astraflow.run.recipe import Recipe
 from astraflow.run.run_db import open_run_db
@@ -89,7 +90,7 @@ def text_lines(journey: Journey, recipe: Recipe, *, colour: bool) -> Iterator[st
         return
     episode = journey.episode
     score = "" if episode.score is None else f", score {episode.score:g}"
-    yield f"outcome {episode.outcome}{score}" + (f": {episode.error}" if episode.error else "")
+    yield harmless(f"outcome {episode.outcome}{score}" + (f": {episode.error}" if episode.error else ""))
     for trajectory in episode.trajectories:
         rewards = ", ".join("not scored" if turn.reward is None else f"{turn.reward:g}" for turn in trajectory.turns)
         tokenizer = tokenizer_of(recipe, journey.joined.get(trajectory.policy, trajectory.policy))
@@ -139,6 +140,7 @@ def _text(sample: Sample, tokenizer: Tokenizer | None, *, colour: bool) -> str:
     for start, stop in pairwise(edges):
         ids = sample.tokens[start:stop].tolist()
         text = " ".join(map(str, ids)) if tokenizer is None else tokenizer.decode(ids, skip_special_tokens=False)
+        text = visible(text)
         if not sample.sampled[start]:
             parts.append(f"{GIVEN}{text}{OFF}" if colour else text)
             continue

@@ -8,6 +8,7 @@ from typing import Any
 
 from astraflow.dataflow.store import is_held
 from astraflow.errors import ConfigError
+from astraflow.observe.terminal import harmless
 from astraflow.run.config import Resolved
 from astraflow.run.finish import finish_run
 from astraflow.run.layout import RunFolder, read_json
@@ -81,7 +82,7 @@ def say_over(run: RunFolder, *, as_json: bool) -> int:
     state, error = stored_state(run)
     words = over_words(run)
     told = {"run": str(run.path), "state": state, "error": error, "why": words}
-    sys.stdout.write(f"{json.dumps(told) if as_json else words}\n")
+    sys.stdout.write(f"{json.dumps(told) if as_json else harmless(words)}\n")
     return 0 if state == "finished" else 1
 
 

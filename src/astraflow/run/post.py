@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,6 +55,24 @@ def is_heard(post: Post, status: StatusReply | None, asked_at: float) -> bool | 
 def caches_of(run: Path, name: str) -> list[Path]:
     """What a process of this post left behind that was killed."""
     return [path for pattern in ("-*", ".*") for path in run.glob(f"{CACHE}{name}{pattern}")]
+
+
+def death_words(name: str, child: Child, lived_s: float) -> str:
+    """``X died with exit code 1 after 5 s: why``, if it said why."""
+    why = f": {child.sentence}" if child.sentence else ""
+    return f"{name} died with {exit_words(child.code)} after {lived_s:.0f} s{why}"
+
+
+def given_up_words(name: str, child: Child, times: int) -> str:
+    """Why it is not started again: how it ended the last time, and what it said then."""
+    return f"{name} died {times} times in a row, the last time with {exit_words(child.code)}: {child.last_words()}"
+
+
+def exit_words(code: int | None) -> str:
+    if code is not None and code < 0:
+        with contextlib.suppress(ValueError):
+            return f"signal {signal.Signals(-code).name}"
+    return f"exit code {code}"
 
 
 def set_back(before: StatusReply | None, status: StatusReply) -> list[str]:

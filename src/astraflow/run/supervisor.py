@@ -24,7 +24,7 @@ from astraflow.run.child import Child, ChildSpec, shared_cores
 from astraflow.run.config import Resolved
 from astraflow.run.joined import need_trainers
 from astraflow.run.layout import RunFolder, read_json
-from astraflow.run.post import Post, caches_of, is_heard, set_back, was_told, why_left
+from astraflow.run.post import Post, caches_of, death_words, given_up_words, is_heard, set_back, was_told, why_left
 from astraflow.run.silence import ANSWER_S, Silence
 from astraflow.run.useful import Useful
 from astraflow.wire.calls import Role
@@ -303,9 +303,9 @@ class Supervisor:
             raise RunFailed(f"{post.spec.name}: {child.last_words()}")
         useful = post.useful is not None and post.useful.done
         post.quick_deaths = 0 if useful else post.quick_deaths + 1
-        self._say(f"{post.spec.name} died with {_exit_words(child.code)} after {lived_s:.0f} s")
+        self._say(death_words(post.spec.name, child, lived_s))
         if post.quick_deaths == QUICK_DEATHS:
-            raise RunFailed(f"{post.spec.name} died {QUICK_DEATHS} times in a row: {child.last_words()}")
+            raise RunFailed(given_up_words(post.spec.name, child, QUICK_DEATHS))
 
     async def _tick(self, seconds: float) -> None:
         """Wait, unless somebody interrupts."""
@@ -371,13 +371,6 @@ def place_flags(places: Sequence[Sequence[str]], number: int) -> tuple[str, ...]
     if not places:
         return ()
     return ("--policies", ",".join(places[number % len(places)]), "--policy-port", "0")
-
-
-def _exit_words(code: int | None) -> str:
-    if code is not None and code < 0:
-        with contextlib.suppress(ValueError):
-            return f"signal {signal.Signals(-code).name}"
-    return f"exit code {code}"
 
 
 __all__ = ["AstraFlowError", "Listen", "Supervisor"]

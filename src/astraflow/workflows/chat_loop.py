@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -86,7 +87,7 @@ class ChatLoop:
 async def _of_environment(call: Awaitable[T]) -> T:
     try:
         return await call
-    except EpisodeError:
+    except (EpisodeError, asyncio.CancelledError, GeneratorExit):
         raise
-    except Exception as error:
+    except BaseException as error:
         raise EnvFailed(f"{type(error).__name__}: {error}") from error

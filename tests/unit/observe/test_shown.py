@@ -54,6 +54,18 @@ def test_plain_line() -> None:
     assert plain_line(snapshot()) == "[  81 s] step 12/60"
 
 
+@pytest.mark.parametrize("live", [False, True])
+def test_what_user_code_said_does_nothing_to_a_terminal(live: bool) -> None:
+    nasty = "gone \x1b[31m\nstopped"
+    out = io.StringIO()
+    with Progress(out, live=live) as progress:
+        progress.show(snapshot())
+        progress.say(f"rollout-0 died: {nasty}")
+        progress.show(snapshot(elapsed_s=200.0, parts={"rollout r": nasty}, note=nasty))
+    assert "rollout-0 died: gone \\x1b[31m\n    | stopped\n" in out.getvalue()
+    assert "gone \x1b" not in out.getvalue() and "\nstopped" not in out.getvalue()
+
+
 def test_plain_output_prints_only_what_is_new() -> None:
     out = io.StringIO()
     with Progress(out) as progress:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from astraflow.observe.status import component_line, policy_line, status_lines, wait_words
+from astraflow.observe.terminal import harmless, visible
 from astraflow.observe.waits import WaitReason
 from astraflow.wire.messages import ComponentReport, ComponentStatus, EvalPoint, PolicyStatus, StatusReply
 
@@ -40,6 +41,34 @@ def test_a_dead_one_says_when_it_was_heard_of_and_its_first_cause() -> None:
     dead = trainer(state="dead", heard_s=700.0, report=ComponentReport(error="out of memory"))
     assert component_line(dead) == "trainer solver dead, last heard of 12 min ago: out of memory"
     assert wait_words(dead) == "dead"
+
+
+NASTY = "red \x1b[31m, back \x08\r, bell \x9b, \u202eturned\nrun r: finished"
+HARMLESS = "red \\x1b[31m, back \\x08\\r, bell \\x9b, \\u202eturned\n    | run r: finished"
+
+
+def test_what_user_code_said_does_nothing_to_a_terminal() -> None:
+    dead = trainer(state="dead", report=ComponentReport(error=NASTY))
+    policy = PolicyStatus(policy="solver", trainable=True, version=0, steps=1, waits=NASTY)
+    status = StatusReply(
+        run="r", state="failed", error=NASTY, now_s=1.0, policies=(policy,), components=(dead,), episodes={}
+    )
+    lines = status_lines(status)
+    assert lines[0] == f"run r: failed ({HARMLESS})"
+    assert sum(HARMLESS in line for line in lines) == 3
+    shown = "\n".join(lines)
+    assert all(character.isprintable() or character == "\n" for character in shown)
+    assert sum(line.startswith("run r") for line in shown.splitlines()) == 1, "none is forged"
+
+
+@pytest.mark.parametrize("text", ["", "plain", "größer → 日本 🙂", "a\u00a0b", "tab\there"])
+def test_what_is_harmless_stays(text: str) -> None:
+    assert harmless(text) == text
+
+
+def test_lines_of_one_message() -> None:
+    assert harmless("a\r\nb\n\nc\n") == "a\n    | b\n    | \n    | c"
+    assert visible("a\r\nb\x1b\n") == "a\nb\\x1b\n"
 
 
 def test_a_policy_shows_groups_ages_and_what_is_missing() -> None:

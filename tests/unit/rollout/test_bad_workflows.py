@@ -41,11 +41,16 @@ ROLES = {"solver": "main", "verifier": "main"}
 GOOD = 6
 
 
+class Odd(BaseException):
+    """Neither Exception nor SystemExit."""
+
+
 class Workflow:
     """The task's key says what it does."""
 
     def __init__(self) -> None:
         self.kept: list[Agent] = []
+        self.lent: list[Agent] = []
         self.refused: list[str] = []
         self.background: list[asyncio.Task[None]] = []
 
@@ -101,6 +106,19 @@ class Workflow:
         await self.kept[0].chat(HELLO)
         return Reward(1.0)
 
+    async def lends(self, agents: Agents) -> Reward:
+        """Its agent is used while its episode goes on, and ends while that is asked."""
+        await agents["solver"].chat(HELLO)
+        self.lent.append(agents["solver"])
+        await asyncio.sleep(60.0)
+        return Reward(1.0)
+
+    async def borrows(self, agents: Agents) -> Reward:
+        while not self.lent:  # noqa: ASYNC110 - in virtual time, and the episode has a limit
+            await asyncio.sleep(1.0)
+        while True:
+            await self.lent[0].chat(HELLO)
+
     async def spawns_without_end(self, agents: Agents) -> Reward:
         agent: Agent = agents["solver"]
         while True:
@@ -118,6 +136,18 @@ class Workflow:
         await agents["solver"].chat(HELLO)
         raise ValueError("half-way")
 
+    async def raises_what_is_no_exception(self, agents: Agents) -> Reward:
+        await agents["solver"].chat(HELLO)
+        raise Odd("half-way")
+
+    async def interrupts(self, agents: Agents) -> Reward:
+        await agents["solver"].chat(HELLO)
+        raise KeyboardInterrupt
+
+    async def names_keys_by_numbers(self, agents: Agents) -> Reward:
+        reply = await agents["solver"].chat(HELLO)
+        return Reward(1.0, baseline_keys={reply.turn: 5})  # type: ignore[dict-item]
+
     async def says_nonsense(self, agents: Agents) -> Reward:
         raise BadRequest("the chat template refused the messages")
 
@@ -126,9 +156,15 @@ LINES = {
     "unknown_role": 'await agents["judge"].chat(HELLO)',
     "says_nonsense": "raise BadRequest(",
     "uses_another_s": "await self.kept[0].chat(HELLO)",
+    "borrows": "await self.lent[0].chat(HELLO)",
     "raises_half_way": 'raise ValueError("half-way")',
+    "raises_what_is_no_exception": 'raise Odd("half-way")',
+    "interrupts": "raise KeyboardInterrupt",
     "recurses": "return await self.recurses(agents)",
-    **dict.fromkeys(("rewards_the_silent", "rewards_a_stranger", "forgets", "returns_nothing"), "async def __call__("),
+    **dict.fromkeys(
+        ("rewards_the_silent", "rewards_a_stranger", "forgets", "returns_nothing", "names_keys_by_numbers"),
+        "async def __call__(",
+    ),
 }
 """The line that a message must name: where the workflow did it; of what it returned, where it begins."""
 
@@ -140,11 +176,16 @@ BAD = {
     "returns_nothing": ("given_up", "grader", "must return a Reward, found NoneType"),
     "keeps": ("done", "completed", ""),
     "uses_another_s": ("given_up", "workflow", "is over: its agents answer no more"),
+    "lends": ("done", "completed", ""),
+    "borrows": ("given_up", "workflow", "may use only the agents that it was called with"),
     "spawns_without_end": ("done", "truncated", ""),
     "asks_without_end": ("done", "truncated", ""),
     "recurses": ("given_up", "workflow", "RecursionError"),
     "says_nonsense": ("given_up", "workflow", "refused the messages"),
     "raises_half_way": ("given_up", "workflow", "ValueError: half-way"),
+    "raises_what_is_no_exception": ("given_up", "workflow", "Odd: half-way"),
+    "interrupts": ("given_up", "workflow", "KeyboardInterrupt"),
+    "names_keys_by_numbers": ("given_up", "workflow", "Reward.baseline_keys[0] must be text, found 5"),
 }
 """State, how it ended, and the message."""
 

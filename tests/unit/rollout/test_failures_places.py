@@ -24,6 +24,11 @@ from tests.unit.failures_doc import PLACES
 from tests.unit.rollout.doubles import END, ScriptedEngine, lease, reply, seat
 from tests.unit.rollout.test_service import ScriptedDataflow, leases, quick, service
 
+
+class Odd(BaseException):
+    """Neither Exception nor SystemExit."""
+
+
 HI = {"role": "user", "content": "hi"}
 OK = reply([5, END])
 CUT = reply([5] * 8, stop=StopReason.LENGTH)
@@ -118,17 +123,23 @@ async def pays_nobody_s_role(task: Task, agents: Agents) -> Reward:
 
 
 class Broken:
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
     async def reset(self) -> str:
         return "go"
 
     async def step(self, action: str) -> Observation:
-        raise KeyError("the browser is gone")
+        raise self.error
 
     async def close(self) -> None: ...
 
 
-async def broken(task: Task) -> Broken:
-    return Broken()
+def breaks(error: BaseException) -> ChatLoop:
+    async def broken(task: Task) -> Broken:
+        return Broken(error)
+
+    return ChatLoop(broken)
 
 
 def graded_by(grade: Callable[..., Any]) -> Any:
@@ -163,17 +174,29 @@ PLAYED: dict[str, Callable[[ChatTemplate], list[Episode]]] = {
     "turn_limit": lambda t: [played(again_and_again, OK, OK, OK, template=t, turns=2)],
     "environment_raises": lambda t: [
         played(raises(EnvFailed("no browser")), OK, template=t),
-        played(ChatLoop(broken), OK, template=t),
+        *(played(breaks(error), OK, template=t) for error in (KeyError("no browser"), KeyboardInterrupt(), Odd())),
     ],
     "grader_raises": lambda t: [played(graded_by(bad_grade), OK, template=t)],
     "grader_hangs": lambda t: [played(graded_by(slow_grade), OK, template=t)],
     "reward_nan": lambda t: [played(pays(Reward(float("nan"))), OK, template=t)],
-    "reward_infinite": lambda t: [played(pays(Reward(x)), OK, template=t) for x in (float("inf"), -float("inf"))],
+    "reward_infinite": lambda t: [
+        played(pays(Reward(x)), OK, template=t) for x in (float("inf"), -float("inf"), 10**400, 1e300)
+    ],
     "reward_no_number": lambda t: [played(pays(Reward(x)), OK, template=t) for x in ("1.0", [1.0], np.array([1.0]))],  # type: ignore[arg-type]
     "reward_missing": lambda t: [played(pays(x), OK, template=t) for x in (Reward(), Reward(other=1.0))],
     "no_reward_object": lambda t: [played(pays(x), OK, template=t) for x in (None, 1.0, {"main": 1.0})],
-    "reward_none": lambda t: [played(pays(Reward(main=None)), OK, template=t)],
-    "workflow_raises": lambda t: [played(raises(KeyError("mine")), OK, template=t)],
+    "reward_none": lambda t: [played(pays(x), OK, template=t) for x in (Reward(main=None), Reward(None))],
+    "workflow_raises": lambda t: [
+        played(raises(error), OK, template=t) for error in (KeyError("mine"), KeyboardInterrupt(), SystemExit(3), Odd())
+    ],
+    "unsendable_reward": lambda t: [
+        played(pays(x), OK, template=t)
+        for x in (
+            Reward(1.0, baseline_keys={0: 5}),  # type: ignore[dict-item]
+            Reward(1.0, features={5: 1.0}),  # type: ignore[dict-item]
+            Reward(1.0, features={"x": 10**400}),
+        )
+    ],
     "workflow_timeout_error": lambda t: [played(raises(TimeoutError("their own")), OK, template=t)],
     "workflow_cancels_itself": lambda t: [played(raises(asyncio.CancelledError()), OK, template=t)],
     "unknown_role": lambda t: [played(pays_nobody_s_role, OK, template=t)],

@@ -90,9 +90,14 @@ def test_a_workflow_says_its_own() -> None:
         ({"format": {"a": 1}}, "must be numbers"),
         ({"content_hash/main": 1}, "the worker computes that"),
         ({"big": range(5000)}, "has 5000 numbers, the limit is 4096"),
+        ({"huge": 10**400}, r"Reward.features\['huge'\] must be numbers, found 1000"),
+        ({"huge": 10**5000}, r"Reward.features\['huge'\] must be numbers, found something of type int"),
+        ({"deep": np.zeros((1,) * 9)}, "has 9 dimensions, the limit is 8"),
+        ({5: 1.0}, "must be named by text, found 5"),
+        ({"half \ud800": 1.0}, "must be named by text, found 'half"),
     ],
 )
-def test_what_is_no_number_is_the_workflows_mistake(features: dict[str, Any], words: str) -> None:
+def test_what_is_no_number_is_the_workflows_mistake(features: dict[Any, Any], words: str) -> None:
     with pytest.raises(UnknownName, match=words):
         features_of(features, [trajectory(1.0)])
 

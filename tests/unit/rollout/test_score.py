@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from astraflow.rollout.score import UnknownName, resolve
 from astraflow.rollout.workflow import Reward
 from astraflow.types import Trajectory, Turn
 
+HUGE = (10**400, -(10**400), 10**5000, Fraction(10**400), 1e300, np.longdouble(1e30) * 10)
+"""No float can hold them, or no float32 their differences."""
 ROLES = ("solver", "verifier", "judge")
 
 
@@ -63,11 +66,45 @@ def test_any_number_is_a_number(value: Any) -> None:
     assert rewards(Reward(value)) == {0: 1.0, 2: 1.0, 1: 1.0}
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), "1.0", b"1", [1.0], {}, np.array([1.0])])
+@pytest.mark.parametrize(
+    "value",
+    [float("nan"), float("inf"), -float("inf"), "1.0", b"1", [1.0], {}, np.array([1.0]), *HUGE],
+    ids=lambda value: type(value).__name__,
+)
 def test_what_is_no_finite_number_is_the_grader_s_failure(value: Any) -> None:
     for reward in (Reward(value), Reward(solver=value, verifier=1.0), Reward(1.0, turns={0: value})):
         with pytest.raises(GraderFailed, match="the reward of"):
             resolve(reward, TALK, roles=ROLES)
+
+
+@pytest.mark.parametrize("value", HUGE, ids=lambda value: type(value).__name__)
+def test_what_is_too_large_is_told_in_one_short_sentence(value: Any) -> None:
+    with pytest.raises(GraderFailed, match=r"^the reward of the episode must be finite") as caught:
+        resolve(Reward(value), TALK, roles=ROLES)
+    assert len(str(caught.value)) < 200
+
+
+def test_the_largest_rewards_have_a_mean() -> None:
+    assert resolve(Reward(solver=1e30, verifier=1e30), TALK, roles=ROLES).score == pytest.approx(1e30)
+
+
+@pytest.mark.parametrize("key", [5, None, b"opening", "half \ud800"])
+def test_a_baseline_key_that_is_no_text_is_the_workflow_s_mistake(key: Any) -> None:
+    with pytest.raises(UnknownName, match=r"^Reward.baseline_keys\[0\] must be text, found "):
+        resolve(Reward(1.0, baseline_keys={0: key}), TALK, roles=ROLES)
+
+
+def test_a_kind_of_text_is_a_baseline_key() -> None:
+    keys = {0: np.str_("opening")}
+    found = resolve(Reward(1.0, baseline_keys=keys), TALK, roles=ROLES).trajectories[0].turns[0].baseline_key
+    assert (found, type(found)) == ("opening", str)
+
+
+def test_none_for_the_episode_is_not_scored_for_everyone_without_his_own() -> None:
+    assert rewards(Reward(None)) == {0: None, 2: None, 1: None}
+    assert rewards(Reward(None, solver=1.0)) == {0: 1.0, 2: 1.0, 1: None}
+    assert resolve(Reward(None), TALK, roles=ROLES).score is None
+    assert resolve(Reward(None, solver=1.0), TALK, roles=ROLES).score == 1.0
 
 
 @pytest.mark.parametrize("returned", [None, 1.0, "1.0", {"solver": 1.0}])

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from astraflow.errors import RunFailed
+from astraflow.run import cli
 from astraflow.run.cli import VERBS, _one_value_per_set, main
 from astraflow.wire.messages import OperatorRequest
 
@@ -168,6 +170,17 @@ def test_nothing_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("astraflow 0.")
+
+
+def test_an_error_that_quotes_user_code_does_nothing_to_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(words: list[str]) -> int:
+        raise RunFailed("ValueError: \x1b[31mred\nastraflow: all is well")
+
+    monkeypatch.setattr(cli, "_dispatch", fail)
+    assert main(["status", "r"]) == 1
+    assert capsys.readouterr().err == "astraflow: ValueError: \\x1b[31mred\n    | astraflow: all is well\n"
 
 
 @pytest.mark.parametrize("words", [["--help"], ["plan", "--help"], ["nonsense"]])

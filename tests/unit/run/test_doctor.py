@@ -454,6 +454,16 @@ def test_a_run_that_failed_is_not_normal(made: MadeRun, capsys: pytest.CaptureFi
     assert lines[-1] == f"run {run.path}: failed (rollout-0 died 3 times in a row: blocked the event loop)"
 
 
+def test_what_user_code_said_does_nothing_to_a_terminal(made: MadeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    run = made.healthy().ended("failed", "ValueError: \x1b[31mred\nNORMAL  main").close()
+    assert main(["doctor", str(run.path)]) == main(["status", str(run.path)]) == 1
+    out = capsys.readouterr().out
+    assert out.count("ValueError: \\x1b[31mred\n    | NORMAL  main") >= 3
+    assert "\x1b" not in out and "\nNORMAL" not in out
+    assert main(["doctor", str(run.path), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["error"] == "ValueError: \x1b[31mred\nNORMAL  main"
+
+
 def component(made: MadeRun, kind: str, name: str, state: str) -> None:
     made.store.run(
         "INSERT INTO components (component, name, incarnation, state, heard_at) VALUES (?, ?, 'i', ?, 0)",

@@ -171,6 +171,30 @@ def test_last_words_are_the_sentence_if_there_is_one(tmp_path: Path) -> None:
     assert read_tail(tmp_path / "none.log") == []
 
 
+def test_last_words_are_not_those_of_an_earlier_process(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    log.write_text("astraflow: port 3 is in use\n")
+    spec = ChildSpec(name="x", arguments=(), environment={}, log=log)
+    child = Child(spec, None, 0.0, log_from=log.stat().st_size)  # type: ignore[arg-type]
+    assert (child.sentence, child.last_words()) == (None, f"nothing in {log}")
+    with log.open("a") as file:
+        file.write("noise\n")
+    assert (child.sentence, child.last_words()) == (None, "noise")
+
+
+def test_a_child_knows_where_its_log_begins(tmp_path: Path) -> None:
+    async def last_words() -> str:
+        spec = ChildSpec(name="x", arguments=("--version",), environment={}, log=log)
+        child = await Child.start(spec)
+        await child.wait()
+        assert child.sentence is None
+        return child.last_words()
+
+    log = tmp_path / "x.log"
+    log.write_text("astraflow: port 3 is in use\n")
+    assert asyncio.run(last_words()).startswith("astraflow ")
+
+
 def test_config_is_json_for_people(tmp_path: Path) -> None:
     write_json(tmp_path / "c.json", {"b": 1, "a": [1]})
     assert json.loads((tmp_path / "c.json").read_text()) == {"b": 1, "a": [1]}

@@ -6,6 +6,7 @@ import json
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -111,8 +112,13 @@ def test_a_stored_episode_shows_its_tree_of_agents(
             root, agent="role_p#2", turns=(msgspec.structs.replace(turn, index=1, parent=0, reward=None),)
         )
         rig.submit(lease, episode=msgspec.structs.replace(rig.episode(lease), trajectories=(root, child)))
+    journey = journey_of(RunFolder(tmp_path), lease.group, lease.index)
+    decoder = SimpleNamespace(decode=lambda ids, **_: "\x1b[2Jword\n")
+    monkeypatch.setattr("astraflow.run.journey.tokenizer_of", lambda recipe, policy: decoder)
+    text = "\n".join(text_lines(journey, recipe_with(), colour=False))
+    assert "⟦\\x1b[2Jword\n⟧" in text and "\x1b" not in text, "what a model says does nothing to a terminal"
     monkeypatch.setattr("astraflow.run.journey.tokenizer_of", lambda recipe, policy: None)
-    lines = list(text_lines(journey_of(RunFolder(tmp_path), lease.group, lease.index), recipe_with(), colour=False))
+    lines = list(text_lines(journey, recipe_with(), colour=False))
     shown = [line for line in lines if line.startswith("agent")]
     assert shown == [
         "agent role_p (policy p, turn 0), sample 0, rewards by turn: 1",

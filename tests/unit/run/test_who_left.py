@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from astraflow.dataflow.settings import Limits
+from astraflow.errors import RunFailed
 from astraflow.run.child import Child, ChildSpec
 from astraflow.run.layout import RunFolder
 from astraflow.run.post import Post
@@ -33,11 +34,11 @@ class Gone:
 
     started_s = 0.0
 
-    def __init__(self, code: int) -> None:
-        self.code = code
+    def __init__(self, code: int, sentence: str | None = None) -> None:
+        self.code, self.sentence = code, sentence
 
     def last_words(self) -> str:
-        return "nothing"
+        return self.sentence or "nothing in the log"
 
 
 def supervisor(folder: Path, said: list[str], starts: list[str], monkeypatch: pytest.MonkeyPatch) -> Supervisor:
@@ -89,3 +90,31 @@ def test_who_died_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     made._posts[NAME].child = cast("Any", Gone(-9))
     asyncio.run(made._fill_posts())
     assert starts == ["rollout-0.2"] and "died with signal SIGKILL" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("gone", "line", "end"),
+    [
+        (Gone(7), "exit code 7 after", "the last time with exit code 7: nothing in the log"),
+        (Gone(-6), "signal SIGABRT after", "the last time with signal SIGABRT: nothing in the log"),
+        (Gone(1, "the base of main is gone"), ": the base of main is gone", "exit code 1: the base of main is gone"),
+    ],
+)
+def test_a_death_is_told_with_its_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: Gone, line: str, end: str
+) -> None:
+    said: list[str] = []
+    made = supervisor(tmp_path, said, [], monkeypatch)
+    post = made._posts[NAME]
+
+    async def die() -> None:
+        for _ in range(3):
+            post.child = cast("Any", gone)
+            await made._fill_posts()
+
+    with pytest.raises(RunFailed) as caught:
+        asyncio.run(die())
+    deaths = [each for each in said if "died with" in each]
+    assert len(deaths) == 3 and all(line in each for each in deaths)
+    assert str(caught.value).startswith("rollout-0 died 3 times in a row, the last time with ")
+    assert str(caught.value).endswith(end)

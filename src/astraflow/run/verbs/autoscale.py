@@ -27,6 +27,7 @@ class Args:
 
 
 def main(args: Args) -> int:
+    from astraflow.observe.terminal import harmless
     from astraflow.run.first_cause import first_cause_only
     from astraflow.run.serve_autoscale import AutoscaleOptions, serve_autoscale
 
@@ -34,4 +35,4 @@ def main(args: Args) -> int:
         start=args.start, stop=args.stop, prefix=args.prefix, region=args.region, poll_s=args.poll_s, ca=args.ca
     )
     with first_cause_only():
-        return asyncio.run(serve_autoscale(args.run, options, say=lambda line: print(line, flush=True)))
+        return asyncio.run(serve_autoscale(args.run, options, say=lambda line: print(harmless(line), flush=True)))

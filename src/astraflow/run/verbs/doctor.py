@@ -22,6 +22,7 @@ def main(args: Args) -> int:
 
     from astraflow.observe.doctor import diagnose, diagnosis_lines
     from astraflow.observe.findings import State
+    from astraflow.observe.terminal import harmless
     from astraflow.run.layout import RunFolder
     from astraflow.run.over import stored_state
     from astraflow.run.symptoms import symptoms_of
@@ -36,5 +37,5 @@ def main(args: Args) -> int:
         for diagnosis in found:
             print("\n".join(diagnosis_lines(diagnosis)))
         known = f"has steps to go; 'astraflow status {run.path}' tells who is at it" if state == "running" else state
-        print(f"run {run.path}: {known}" + (f" ({error})" if error else ""))
+        print(harmless(f"run {run.path}: {known}" + (f" ({error})" if error else "")))
     return 1 if any(each.state is State.BROKEN for each in found) else 0

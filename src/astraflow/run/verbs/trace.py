@@ -22,6 +22,7 @@ class Args:
 
 def main(args: Args) -> int:
     from astraflow.errors import ConfigError
+    from astraflow.observe.terminal import harmless
     from astraflow.run.config import load_config
     from astraflow.run.journey import journey_of, text_lines
     from astraflow.run.layout import RunFolder
@@ -35,7 +36,7 @@ def main(args: Args) -> int:
         print(json.dumps(journey.as_json()))
         return 0
     for line in journey.lines():
-        print(line)
+        print(harmless(line))
     for line in text_lines(journey, load_config(run.path).recipe, colour=sys.stdout.isatty()):
         print(line)
     return 0
