@@ -265,8 +265,8 @@ def open_run_db(database: Path) -> Iterator[RunDb]:
 
 
 def require_sound(database: Path, *, limit_s: float = CHECK_S) -> None:
-    """Raises ConfigError if the file is damaged, as far as is seen in so many seconds: to write on in it would lose more.
-    A file that is not there yet is sound."""
+    """Raises ConfigError if the file is damaged, as far as is seen in so many seconds: to write on in it would lose
+    more. A file that is not there yet is sound."""
     if not database.exists():
         return
     until = time.monotonic() + limit_s
@@ -279,7 +279,8 @@ def require_sound(database: Path, *, limit_s: float = CHECK_S) -> None:
                 raise
             return
     if found != "ok":
-        raise ConfigError(f"{database} is damaged: {found}; restore the run folder from a copy, or start a new run")
+        words = " ".join(found.replace("***", "").split())
+        raise ConfigError(f"{database} is damaged: {words}; restore the run folder from a copy, or start a new run")
 
 
 @contextmanager
