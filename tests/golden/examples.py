@@ -52,6 +52,7 @@ MANIFEST = t.Manifest(
     serial=9,
     trainer_epoch=2,
     canary=CANARY,
+    form="d" * 64,
 )
 ADDED = m.AddedPolicy(name="q", like="p", trainable=False, average_of="p", decay=0.5, since=12)
 LEASE = t.Lease(

@@ -61,6 +61,7 @@ def swap(ledger: Ledger, now: float, policy: str, source: str, version: int) -> 
         raise BadRequest(f"{policy} is the moving average of {average}: its next version would undo a swap")
     wanted = _kept(ledger, source, version)
     newest = policies.newest[policy]
+    _require_alike(wanted, newest)
     if (newest.digest, newest.files) == (wanted.digest, wanted.files):
         return newest
     made = policies.publish(
@@ -137,9 +138,16 @@ def _require_new(ledger: Ledger, wanted: m.AddedPolicy) -> None:
 
 
 def _require_alike(initial: Manifest, like: Manifest) -> None:
-    """Cheap and early; that names and shapes fit is found by whoever loads them."""
+    """Nobody who plays ``like`` could load weights of another architecture. By size where a form is not told."""
+    if initial.form and like.form:
+        if initial.form != like.form:
+            raise BadRequest(
+                f"the weights are of another model than those of {like.policy}: their tensors have other names or "
+                "shapes, nobody could load them; name weights of the same architecture"
+            )
+        return
     found, expected = (sum(file.size_bytes for file in each.files) for each in (initial, like))
-    if initial.base_digest is None and not initial.deltas and not like.deltas and abs(found - expected) > expected // 8:
+    if initial.base_digest is None and like.base_digest is None and abs(found - expected) > expected // 8:
         raise BadRequest(
             f"the weights have {found} bytes and those of {like.policy} {expected}: they are of another model"
         )

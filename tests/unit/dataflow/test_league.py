@@ -12,7 +12,7 @@ from astraflow.algorithms.pace_rounds import Barrier
 from astraflow.dataflow.settings import EvalSpec, PolicySpec, RunSpec
 from astraflow.dataflow.verify import verify
 from astraflow.errors import BadRequest, NotFound
-from astraflow.types import Lease
+from astraflow.types import Lease, Manifest
 from astraflow.wire import messages as m
 from tests.unit.dataflow.rig import Rig, make_spec, manifest, tasks
 
@@ -201,6 +201,53 @@ def test_nobody_who_begins_at_0_joins_those_who_step_together() -> None:
         with pytest.raises(BadRequest, match="under Barrier all policies step together"):
             join(rig)
         join(rig, frozen=True)
+
+
+# ── of another architecture ──
+
+
+def unlike(*, form: str = "", size: int = 1, **fields: Any) -> Manifest:
+    """Version 5 of b, as if b's model were another one."""
+    made = manifest("b", 5, salt="other", form=form)
+    files = tuple(msgspec.structs.replace(file, size_bytes=size) for file in made.files)
+    return msgspec.structs.replace(made, files=files, **fields)
+
+
+def told(rig: Rig, policy: str, form: str) -> None:
+    """Its newest weights say of what form they are."""
+    newest = rig.service.ledger.policies.newest[policy]
+    rig.service.ledger.policies.publish(0.0, msgspec.structs.replace(newest, form=form))
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize(
+    ("own", "other", "words"),
+    [
+        ("1" * 64, unlike(form="2" * 64), "the weights are of another model than those of {0}: their tensors"),
+        ("", unlike(size=999), "the weights have 999 bytes and those of {0} 1"),
+        ("", unlike(size=999, files_digest="3" * 64), "the weights have 999 bytes and those of {0} 1"),
+    ],
+)
+def test_nobody_is_swapped_to_weights_of_another_model(own: str, other: Manifest, words: str, joined: bool) -> None:
+    with Rig(spec()) as rig:
+        told(rig, "a", own)
+        told(rig, "old", own)
+        if joined:
+            join(rig, frozen=True)
+        name = "new" if joined else "old"
+        rig.service.ledger.policies.publish(0.0, other)
+        before = rig.lease(0).manifests[name]
+        with pytest.raises(BadRequest, match=words.format(name)):
+            operate(rig, "swap", policy=name, source="b", version=5)
+        assert rig.lease(0).manifests[name] == before
+
+
+def test_one_of_another_dtype_may_play_but_none_of_another_form_joins() -> None:
+    with Rig(spec()) as rig:
+        told(rig, "a", "1" * 64)
+        join(rig, frozen=True, manifest=unlike(form="1" * 64, size=2))
+        with pytest.raises(BadRequest, match="the weights are of another model than those of a: "):
+            join(rig, "newer", manifest=unlike(form="2" * 64))
 
 
 # ── roles ──
