@@ -106,7 +106,9 @@ def add(ledger: Ledger, now: float, request: m.OperatorRequest) -> None:
         decay=request.decay or 0.0,
     )
     _require_new(ledger, wanted)
-    if name not in policies.specs:
+    if name in policies.specs:
+        _require_same(ledger, request)
+    else:
         initial = request.manifest
         if initial is None:
             newest = policies.newest[source].version
@@ -135,6 +137,19 @@ def _require_new(ledger: Ledger, wanted: m.AddedPolicy) -> None:
         raise BadRequest(f"{average} is not trained in this run: there is nothing to average")
     if average and not 0 < wanted.decay < 1:
         raise BadRequest(f"the decay of a moving average must be in (0, 1), found {wanted.decay}")
+
+
+def _require_same(ledger: Ledger, request: m.OperatorRequest) -> None:
+    """Who has joined is asked for again: with the weights that it began with. Where no version is named, with some of
+    ``source``: what was its newest then is not any more."""
+    name, manifest = request.policy or "", request.manifest
+    own = ledger.policies.manifest(name, 0).digest
+    began = [v for policy, v, digest in ledger.policies.published if (policy, digest) == (request.source, own)]
+    same = manifest.digest == own if manifest else request.version in began or (request.version is None and began)
+    if not same:
+        raise BadRequest(
+            f"there is a policy {name!r} in this run already, which began with other weights: choose another name"
+        )
 
 
 def _require_alike(initial: Manifest, like: Manifest) -> None:

@@ -154,6 +154,29 @@ def test_the_same_call_again_changes_nothing() -> None:
         assert (rig.lease(0).manifests["new"].serial, rig.db.number("SELECT COUNT(*) FROM events")) == (serial, events)
 
 
+@pytest.mark.parametrize(
+    ("first", "again"),
+    [
+        ({}, {"version": 1}),
+        ({"version": 0}, {"version": 1}),
+        ({"version": 0}, {"version": 99}),
+        ({"version": 0}, {"manifest": manifest("x", salt="own")}),
+        ({"manifest": manifest("x", salt="own")}, {"manifest": manifest("x", salt="other")}),
+        ({"manifest": manifest("x", salt="own")}, {"version": 0}),
+        ({"manifest": manifest("x", salt="own")}, {}),
+    ],
+)
+def test_one_of_that_name_with_other_weights_does_not_pass_for_it(first: dict[str, Any], again: dict[str, Any]) -> None:
+    with Rig(spec(keep_every=1)) as rig:
+        join(rig, **first)
+        stepped(rig, "a", 2)
+        join(rig, **first)
+        serial = rig.lease(0).manifests["new"].serial
+        with pytest.raises(BadRequest, match="a policy 'new' in this run already, which began with other weights"):
+            join(rig, **again)
+        assert rig.lease(0).manifests["new"].serial == serial
+
+
 def test_an_evaluation_is_played_by_whom_the_groups_of_its_time_are() -> None:
     evals = EvalSpec(tasks=tasks(2, name="held"), count=1, every=1)
     with Rig(spec(evals=evals)) as rig:
