@@ -114,6 +114,7 @@ POLICY = m.PolicyStatus(
     groups={"open": 2, "dropped/zero_variance": 1},
     staleness={"0": 5},
     waits="5/8 groups",
+    frozen=True,
 )
 EVAL = m.EvalPoint(
     policy="p", version=7, digest=DIGEST, dataset="held-out", score=0.75, coverage=0.99, episodes=200, at_s=12.5,

@@ -293,6 +293,23 @@ def test_who_plays_nothing_more_is_frozen_and_trained_again_once_it_does() -> No
         whole(rig)
 
 
+def test_a_status_says_who_is_frozen_and_who_has_merely_all_its_steps() -> None:
+    def frozen(rig: Rig) -> list[str]:
+        return [each.policy for each in rig.go(rig.flow.status()).policies if each.frozen]
+
+    with Rig(spec(steps=1)) as rig:
+        stepped(rig, "a", 1)
+        operate(rig, "cast", role="role_a", policy="old")  # a has ended by itself
+        operate(rig, "cast", role="role_b", policy="old")
+        assert frozen(rig) == ["b"]
+    with Rig(spec()) as rig:
+        operate(rig, "cast", role="role_b", policy="a")
+        operate(rig, "cast", role="role_b", policy="b")
+        assert frozen(rig) == ["b"], "to play again is not to be trained again"
+        operate(rig, "unfreeze", policy="b")
+        assert not frozen(rig)
+
+
 def test_a_role_that_nobody_has_cannot_be_given() -> None:
     with Rig(spec()) as rig:
         for fields, words in (
