@@ -307,8 +307,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     files: tuple[WeightFile, ...]
     """All of them together are the full weights (``base_digest`` None), or adapter tensors on a base."""
     files_digest: str = ""
-    """Where not empty: ``files`` are the full weights of an earlier version with this digest (an anchor), from which
-    ``deltas`` lead to this one."""
+    """Where not empty: of an earlier version (an anchor), whose full weights ``files`` are; ``deltas`` lead from it."""
     deltas: tuple[WeightDelta, ...] = ()
     """Ways to this version from earlier ones, one or several steps at once; each begins at its ``base_digest``."""
     base_digest: str | None = None
@@ -316,6 +315,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     """Assigned by dataflow; only grows, workers follow the newest. 0: not yet committed."""
     trainer_epoch: int = 0
     canary: Canary | None = None
+    form: str = ""  # digest of the tensors' names and shapes, one for all weights of an architecture; empty: not told
 
     @property
     def stored(self) -> tuple[WeightFile, ...]:

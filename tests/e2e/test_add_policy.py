@@ -172,8 +172,10 @@ def _rest_while_a_past_version_plays(live: Live, process: subprocess.Popen[str])
     live.goes_on(process, "main")
     assert live.version("late") == frozen
     before = live.newest_group()
-    live.call("cast", "referee", "late")
-    live.call("unfreeze", "late")
+    live.call("swap", "judge", "--source", "main", "--version", "99999999", code=2)
+    assert "late is frozen: 'astraflow unfreeze" in live.call("cast", "referee", "late")
+    assert "late is trained again" in live.call("unfreeze", "late")
+    assert "late is trained already" in live.call("unfreeze", "late")
     live.until("groups of late", lambda: live.played_by("late", before), process)
     live.goes_on(process, "main", "late")
 

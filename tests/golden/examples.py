@@ -52,6 +52,7 @@ MANIFEST = t.Manifest(
     serial=9,
     trainer_epoch=2,
     canary=CANARY,
+    form="d" * 64,
 )
 ADDED = m.AddedPolicy(name="q", like="p", trainable=False, average_of="p", decay=0.5, since=12)
 LEASE = t.Lease(
@@ -113,6 +114,7 @@ POLICY = m.PolicyStatus(
     groups={"open": 2, "dropped/zero_variance": 1},
     staleness={"0": 5},
     waits="5/8 groups",
+    frozen=True,
 )
 EVAL = m.EvalPoint(
     policy="p", version=7, digest=DIGEST, dataset="held-out", score=0.75, coverage=0.99, episodes=200, at_s=12.5,

@@ -152,6 +152,13 @@ def test_f94_manifests_name_only_files_that_stay_in_the_folder(field: str) -> No
             require_names(msgspec.structs.replace(EXAMPLES["CommitRequest"], manifest=manifest))
 
 
+@pytest.mark.parametrize("field", ["files_digest", "form"])
+def test_digests_of_a_manifest_are_digests_or_not_there(field: str) -> None:
+    require_manifest(msgspec.structs.replace(EXAMPLES["Manifest"], **{field: ""}))
+    with pytest.raises(BadRequest, match=f"Manifest.{field} must be 64 lower-case hexadecimal digits"):
+        require_manifest(msgspec.structs.replace(EXAMPLES["Manifest"], **{field: "../x"}))
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.text(max_size=150))
 def test_names_and_hashes_refuse_in_one_sentence(text: str) -> None:

@@ -61,6 +61,7 @@ def swap(ledger: Ledger, now: float, policy: str, source: str, version: int) -> 
         raise BadRequest(f"{policy} is the moving average of {average}: its next version would undo a swap")
     wanted = _kept(ledger, source, version)
     newest = policies.newest[policy]
+    _require_alike(wanted, newest)
     if (newest.digest, newest.files) == (wanted.digest, wanted.files):
         return newest
     made = policies.publish(
@@ -105,7 +106,9 @@ def add(ledger: Ledger, now: float, request: m.OperatorRequest) -> None:
         decay=request.decay or 0.0,
     )
     _require_new(ledger, wanted)
-    if name not in policies.specs:
+    if name in policies.specs:
+        _require_same(ledger, request)
+    else:
         initial = request.manifest
         if initial is None:
             newest = policies.newest[source].version
@@ -136,10 +139,30 @@ def _require_new(ledger: Ledger, wanted: m.AddedPolicy) -> None:
         raise BadRequest(f"the decay of a moving average must be in (0, 1), found {wanted.decay}")
 
 
+def _require_same(ledger: Ledger, request: m.OperatorRequest) -> None:
+    """Who has joined is asked for again: with the weights that it began with. Where no version is named, with some of
+    ``source``: what was its newest then is not any more."""
+    name, manifest = request.policy or "", request.manifest
+    own = ledger.policies.manifest(name, 0).digest
+    began = [v for policy, v, digest in ledger.policies.published if (policy, digest) == (request.source, own)]
+    same = manifest.digest == own if manifest else request.version in began or (request.version is None and began)
+    if not same:
+        raise BadRequest(
+            f"there is a policy {name!r} in this run already, which began with other weights: choose another name"
+        )
+
+
 def _require_alike(initial: Manifest, like: Manifest) -> None:
-    """Cheap and early; that names and shapes fit is found by whoever loads them."""
+    """Nobody who plays ``like`` could load weights of another architecture. By size where a form is not told."""
+    if initial.form and like.form:
+        if initial.form != like.form:
+            raise BadRequest(
+                f"the weights are of another model than those of {like.policy}: their tensors have other names or "
+                "shapes, nobody could load them; name weights of the same architecture"
+            )
+        return
     found, expected = (sum(file.size_bytes for file in each.files) for each in (initial, like))
-    if initial.base_digest is None and not initial.deltas and not like.deltas and abs(found - expected) > expected // 8:
+    if initial.base_digest is None and like.base_digest is None and abs(found - expected) > expected // 8:
         raise BadRequest(
             f"the weights have {found} bytes and those of {like.policy} {expected}: they are of another model"
         )

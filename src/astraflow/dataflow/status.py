@@ -52,6 +52,7 @@ def _policy(ledger: Ledger, now: float, policy: str) -> m.PolicyStatus:
         groups=ledger.counts.groups(policy),
         staleness=ledger.counts.ages(policy),
         waits=_waits(ledger, now, policy) if trainable else "",
+        frozen=trainable and ledger.policies.is_frozen(policy),
     )
 
 

@@ -21,6 +21,8 @@ class Snapshot:
     version: int
     """Committed steps of the policy that has most still to do."""
     steps: int
+    policy: str = ""
+    """Which that is, where several are trained: one that has joined begins at 0."""
     rewards: dict[str, float] = field(default_factory=dict)
     """Policy → its mean reward in the groups of its latest step."""
     accuracy: float | None = None
@@ -44,7 +46,7 @@ class Progress:
         self._stream = stream or sys.stdout
         self._is_live = self._stream.isatty() if live is None else live
         self._live: Any = None
-        self._printed: tuple[int, int | None, str] | None = None
+        self._printed: tuple[str, int, int | None, str] | None = None
         self._said_s: float | None = None
 
     def __enter__(self) -> Progress:
@@ -65,7 +67,7 @@ class Progress:
         if self._live is not None:
             self._live.update(_block(snapshot))
             return
-        state = (snapshot.version, snapshot.accuracy_version, snapshot.note)
+        state = (snapshot.policy, snapshot.version, snapshot.accuracy_version, snapshot.note)
         is_quiet = self._said_s is not None and snapshot.elapsed_s - self._said_s >= QUIET_S
         if state != self._printed or is_quiet:
             self._printed, self._said_s = state, snapshot.elapsed_s
@@ -85,7 +87,8 @@ class Progress:
 
 def plain_line(snapshot: Snapshot) -> str:
     """``[ 81 s] step 12/60  reward 0.31  held-out 0.20 (v8)  staleness 1.0  410 tokens/s``"""
-    cells = [f"[{snapshot.elapsed_s:4.0f} s] step {snapshot.version}/{snapshot.steps}"]
+    whose = f" of {snapshot.policy}" if snapshot.policy else ""
+    cells = [f"[{snapshot.elapsed_s:4.0f} s] step {snapshot.version}/{snapshot.steps}{whose}"]
     if snapshot.rewards:
         named = len(snapshot.rewards) > 1
         values = (f"{name} {value:.2f}" if named else f"{value:.2f}" for name, value in snapshot.rewards.items())

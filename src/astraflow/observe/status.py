@@ -62,7 +62,8 @@ def component_line(component: ComponentStatus) -> str:
 
 def policy_line(policy: PolicyStatus) -> str:
     """Version of steps, groups by state, staleness histogram, what the next batch lacks."""
-    kind = f"{policy.version}/{policy.steps} steps" if policy.trainable else "frozen"
+    ended = ", frozen" if policy.frozen else ""
+    kind = f"{policy.version}/{policy.steps} steps{ended}" if policy.trainable else "frozen"
     groups = f"; groups {_counts(policy.groups)}" if policy.groups else ""
     ages = "; staleness " + " ".join(f"{age}:{n}" for age, n in sorted(policy.staleness.items(), key=_age))
     waits = f"; {policy.waits}" if policy.waits else ""

@@ -12,7 +12,7 @@ from astraflow.errors import ConfigError
 from astraflow.run.config import read_config
 from astraflow.run.layout import RunFolder
 from astraflow.run.model_cache import require_model_folder
-from astraflow.run.operate import operate, patience_s, require_dataflow
+from astraflow.run.operate import Around, operate, patience_s, require_dataflow
 from astraflow.types import Manifest
 from astraflow.weights.manifest import manifest_of_folder, weight_files_in
 from astraflow.weights.object_store import ObjectStore
@@ -42,16 +42,18 @@ class Wanted(Protocol):
     def ca(self) -> Path | None: ...
 
 
-async def add_policy(wanted: Wanted) -> None:
-    """Raises ConfigError, and what dataflow refuses."""
+async def add_policy(wanted: Wanted) -> Around | None:
+    """Raises ConfigError, and what dataflow refuses. Returns what ``operate`` does."""
     source, version = split_source(wanted.source)
     if version is not None and wanted.model is not None:
         raise ConfigError("--model brings the weights: give --source without a version, it says whose model they fit")
+    if wanted.decay is not None and not 0 < wanted.decay < 1:
+        raise ConfigError(f"--decay must be in (0, 1), found {wanted.decay}")
     manifest = None
     if wanted.model is not None:
         folder = require_model_folder(wanted.model.expanduser().resolve(), what="--model")
         manifest = await _store_weights(wanted.run, folder, wanted.policy, wanted.ca)
-    await operate(
+    return await operate(
         wanted.run,
         OperatorRequest(
             action="add",

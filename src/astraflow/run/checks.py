@@ -5,6 +5,7 @@ Each message names both settings and a fix. Ranges of single settings are their 
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 from collections.abc import Iterator
@@ -16,10 +17,14 @@ from astraflow.algorithms.credit import GroupMean, PerTask, Whitened
 from astraflow.algorithms.credit_agents import PerAgent, StateGroups
 from astraflow.algorithms.curate import WithOlderVersions, most_groups
 from astraflow.algorithms.keep import DropNoAdvantage, DropZeroVariance
-from astraflow.errors import ConfigError
+from astraflow.errors import BadRequest, ConfigError
+from astraflow.rollout.workflow import Reward
 from astraflow.run.recipe import Policy, Recipe
 from astraflow.run.tiny_model import TinyModel
 from astraflow.types import Sampling
+from astraflow.weights.digest import form_of_files
+from astraflow.weights.manifest import weight_files_in
+from astraflow.wire.names import require_name
 
 ADVANTAGES = (GroupMean, PerAgent, StateGroups, Whitened, PerTask)
 """Credits that compare; around them may be others."""
@@ -39,7 +44,9 @@ def check_recipe(recipe: Recipe) -> None:
 
 def problems(recipe: Recipe) -> Iterator[str]:
     """Every contradiction, in the order of the tree."""
+    yield from _names(recipe)
     yield from _roles(recipe)
+    yield from _averages(recipe)
     yield from _places(recipe)
     yield from _workflow(recipe)
     yield from _sampling(recipe)
@@ -51,6 +58,28 @@ def problems(recipe: Recipe) -> Iterator[str]:
         yield from _policy(recipe, name, policy)
 
 
+def _names(recipe: Recipe) -> Iterator[str]:
+    """Policies become file names; roles are what a workflow rewards by."""
+    for name in recipe.policies:
+        try:
+            require_name(name, "a name in Recipe.policies")
+        except BadRequest as error:
+            yield str(error)
+    parameters = inspect.signature(Reward).parameters.values()
+    taken = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+    for role in recipe.casting:
+        if not role:
+            yield "Recipe.roles has a role whose name is empty; name it as the workflow does"
+        if role in taken:
+            yield (
+                f"role {role!r} cannot be rewarded: Reward({role}=...) means something else (so do "
+                f"{', '.join(each for each in taken if each != role)}); give it another name in Recipe.roles"
+            )
+    for role in recipe.rollout.role_sampling:
+        if role not in recipe.casting:
+            yield f"Recipe.rollout.role_sampling names {role!r}, which is no role ({', '.join(recipe.casting)})"
+
+
 def _roles(recipe: Recipe) -> Iterator[str]:
     for role, policy in recipe.roles.items():
         if policy not in recipe.policies:
@@ -58,6 +87,11 @@ def _roles(recipe: Recipe) -> Iterator[str]:
     idle = sorted(set(recipe.policies) - set(recipe.roles.values())) if recipe.roles else []
     if idle:
         yield f"policy {idle[0]!r} of Recipe.policies plays no role in Recipe.roles; give it one or leave it out"
+    if recipe.steps > 0 and not recipe.trainable:
+        yield f"Recipe.steps is {recipe.steps}, but no policy has trainable=True; set steps to 0 or train one"
+
+
+def _averages(recipe: Recipe) -> Iterator[str]:
     for name in recipe.averages:
         source = recipe.policies[name].average_of
         if source not in recipe.trainable:
@@ -65,8 +99,25 @@ def _roles(recipe: Recipe) -> Iterator[str]:
                 f"Recipe.policies[{name!r}].average_of is {source!r}, which is no trained policy "
                 f"({', '.join(recipe.trainable)})"
             )
-    if recipe.steps > 0 and not recipe.trainable:
-        yield f"Recipe.steps is {recipe.steps}, but no policy has trainable=True; set steps to 0 or train one"
+            continue
+        own, other = _form(recipe.policies[name]), _form(recipe.policies[source])
+        if type(own) is type(other) and own != other:
+            yield unlike_words(name, source)
+
+
+def unlike_words(name: str, source: str) -> str:
+    return (
+        f"Recipe.policies[{name!r}].average_of is {source!r}, whose model has another architecture: the two have no "
+        "average; give both the same model"
+    )
+
+
+def _form(policy: Policy) -> str | TinyModel | None:
+    """What tells models of other architectures apart; None: its folder is not there yet, the run will see."""
+    if isinstance(policy.model, TinyModel):
+        return dataclasses.replace(policy.model, seed=0, dtype="float32", context=0)
+    folder = existing_folder(policy)
+    return form_of_files(weight_files_in(folder)) if folder else None
 
 
 def _places(recipe: Recipe) -> Iterator[str]:
@@ -163,6 +214,11 @@ def _evaluation(recipe: Recipe) -> Iterator[str]:
         return
     if evaluation.policy and evaluation.policy not in recipe.policies:
         yield f"Recipe.eval.policy {evaluation.policy!r} is not in Recipe.policies ({', '.join(recipe.policies)})"
+    elif evaluation.policy and recipe.steps > 0 and evaluation.policy not in (*recipe.trainable, *recipe.averages):
+        yield (
+            f"Recipe.eval.policy is {evaluation.policy!r}, which has trainable=False: only its version 0 would be "
+            f"evaluated, never what is trained; name one of {', '.join(recipe.trainable)}, or leave it out"
+        )
     size = evaluation.tasks.size
     if size is not None and evaluation.count > size:
         yield f"Recipe.eval.count is {evaluation.count}, but eval.tasks {evaluation.tasks.name!r} has only {size}"

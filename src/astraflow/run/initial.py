@@ -13,6 +13,7 @@ import msgspec
 from astraflow.clock import SystemClock
 from astraflow.errors import ConfigError
 from astraflow.run.canary import canary_of
+from astraflow.run.checks import unlike_words
 from astraflow.run.layout import COPY, RunFolder, read_json, write_json
 from astraflow.run.recipe import Recipe
 from astraflow.run.stores import claim_store
@@ -47,6 +48,10 @@ async def publish_initial(
                 canary = canary_of(folder)(weight_files_in(folder), known[folder].digest)
                 known[folder] = msgspec.structs.replace(known[folder], canary=canary)
         manifests[name] = msgspec.structs.replace(known[folder], policy=name, serial=int(SystemClock().wall()))
+    for name in recipe.averages:
+        source = recipe.policies[name].average_of
+        if manifests[name].form != manifests[source].form:
+            raise ConfigError(unlike_words(name, source))
     write_json(run.initial, msgspec.to_builtins(manifests))
     return manifests
 

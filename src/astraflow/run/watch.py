@@ -39,6 +39,7 @@ class Watch:
                 elapsed_s=time.monotonic() - self._began,
                 version=0 if late is None else late.version,
                 steps=self._recipe.steps if late is None else late.steps,
+                policy="" if late is None or len(trainable) == 1 else late.policy,
                 rewards=_rewards(points),
                 accuracy=None if newest is None else newest.score,
                 accuracy_version=None if newest is None else newest.version,

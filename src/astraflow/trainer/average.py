@@ -50,6 +50,7 @@ class AverageLoop:
     _incarnation: str = ""
     _doing: tuple[str, float, str] = ("starting", 0.0, "")
     _version: int = 0
+    """Its newest publication, of whichever life."""
     _scratch: Scratch = field(init=False)
 
     def __post_init__(self) -> None:
@@ -78,13 +79,14 @@ class AverageLoop:
 
     async def _begin(self, average: MovingAverage) -> None:
         """Where the last life was; at first from its own version 0, as of the oldest version of the other."""
+        own = await self._manifest(self.identity.policy)
+        self._version = own.version
         if await asyncio.to_thread(average.load, self.folder):
             self.say(f"goes on from {self.folder} with version {average.version} of {self.source} in it")
             newest = await self._manifest(self.source)
             if newest.version == average.version:
                 await self._publish(average, await self.cache.fetch(newest), newest.version)
             return
-        own = await self._manifest(self.identity.policy)
         await asyncio.to_thread(average.begin, 0, await self.cache.fetch(own))
 
     async def _follow(self, average: MovingAverage, newest: Manifest) -> bool:
@@ -109,7 +111,7 @@ class AverageLoop:
             shutil.rmtree(scratch, ignore_errors=True)
         request = m.PublishRequest(policy=self.identity.policy, manifest=manifest, of_version=of_version)
         reply = await self.dataflow.publish(request)
-        self._version += 1
+        self._version = (await self._manifest(self.identity.policy)).version  # the same weights again are no other
         return reply.finished
 
     async def _manifest(self, policy: str) -> Manifest:

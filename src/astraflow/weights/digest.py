@@ -63,6 +63,17 @@ def digest_files(paths: Sequence[Path]) -> str:
     return combine(digest_tensor(tensor) for path in paths for tensor in read_tensors(path))
 
 
+def form_of(tensors: Iterable[Tensor]) -> str:
+    """SHA-256 of names and shapes alone, whatever the dtype: weights of one architecture have the same."""
+    lines = sorted(f"{each.name}\0{','.join(map(str, each.shape))}\n".encode() for each in tensors)
+    return hashlib.sha256(b"".join(lines)).hexdigest()
+
+
+def form_of_files(paths: Sequence[Path]) -> str:
+    """The same of the weights that these files hold together; only their headers are read."""
+    return form_of(tensor for path in paths for tensor in read_tensors(path))
+
+
 def quick_tensor(tensor: Tensor) -> TensorDigest:
     """One tensor's part of ``quick_digest``."""
     return quick_of(tensor, xxhash.xxh3_128_digest(tensor.data.data))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from astraflow.errors import ConfigError
 from astraflow.types import Manifest
-from astraflow.weights.digest import digest_files
+from astraflow.weights.digest import digest_files, form_of_files
 from astraflow.weights.store import weight_file_of
 from astraflow.wire.names import require_name
 
@@ -36,4 +36,5 @@ def manifest_of_files(files: list[Path], policy: str, *, version: int = 0, train
         digest=digest_files(files),
         files=tuple(weight_file_of(path) for path in files),
         trainer_epoch=trainer_epoch,
+        form=form_of_files(files),
     )

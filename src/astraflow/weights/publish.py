@@ -13,7 +13,7 @@ from astraflow.errors import BadRequest
 from astraflow.observe.points import reach
 from astraflow.types import Canary, Manifest, WeightFile
 from astraflow.weights.chain import Anchor, Chain
-from astraflow.weights.digest import digest_files
+from astraflow.weights.digest import digest_files, form_of_files
 from astraflow.weights.store import WeightStore, weight_file_of
 from astraflow.wire.names import require_name
 
@@ -61,7 +61,7 @@ class Publisher:
             canary = await asyncio.to_thread(self._canary, files, digest)
         if self._chain is not None and base_digest is None:
             found = await self._publish(self._chain, version, files, digest, trainer_epoch, may_link=may_link)
-            return msgspec.structs.replace(found, canary=canary)
+            return msgspec.structs.replace(found, canary=canary, form=await asyncio.to_thread(form_of_files, files))
         stored = tuple([await self._store.put(path, may_link=may_link) for path in files])
         reach("trainer.in_publish")
         return Manifest(
@@ -72,6 +72,7 @@ class Publisher:
             base_digest=base_digest,
             trainer_epoch=trainer_epoch,
             canary=canary,
+            form="" if base_digest is not None else await asyncio.to_thread(form_of_files, files),
         )
 
     async def _publish(

@@ -286,6 +286,8 @@ class PolicyStatus(Record, frozen=True, kw_only=True):
     """Trained samples by age at use."""
     waits: str = ""
     """What the next batch still lacks, in words."""
+    frozen: bool = False
+    """Ended by a call before it had all its steps; another call has it trained on."""
 
 
 class EvalPoint(Record, frozen=True, kw_only=True):

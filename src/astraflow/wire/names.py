@@ -42,8 +42,9 @@ def require_manifest(manifest: Manifest) -> Manifest:
         if file.size_bytes < 0 or file.name in seen:
             raise BadRequest(f"Manifest of {manifest.policy} names {file.name} twice or with a negative size")
         seen.add(file.name)
-    if manifest.files_digest:
-        require_sha256(manifest.files_digest, "Manifest.files_digest")
+    for what, value in (("files_digest", manifest.files_digest), ("form", manifest.form)):
+        if value:
+            require_sha256(value, f"Manifest.{what}")
     for delta in manifest.deltas:
         require_name(delta.file.name, "WeightDelta.file.name")
         for what in (delta.file.sha256, delta.base_digest, delta.digest):

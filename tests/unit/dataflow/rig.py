@@ -86,10 +86,14 @@ def make_spec(
     )
 
 
-def manifest(policy: str = "p", version: int = 0, *, salt: str = "") -> Manifest:
+def manifest(policy: str = "p", version: int = 0, *, salt: str = "", form: str = "") -> Manifest:
     digest = f"{policy}-{version}-{salt}".ljust(64, "0")
     return Manifest(
-        policy=policy, version=version, digest=digest, files=(WeightFile(name="w", sha256=digest, size_bytes=1),)
+        policy=policy,
+        version=version,
+        digest=digest,
+        files=(WeightFile(name="w", sha256=digest, size_bytes=1),),
+        form=form,
     )
 
 

@@ -12,7 +12,7 @@ from astraflow.algorithms.pace_rounds import Barrier
 from astraflow.dataflow.settings import EvalSpec, PolicySpec, RunSpec
 from astraflow.dataflow.verify import verify
 from astraflow.errors import BadRequest, NotFound
-from astraflow.types import Lease
+from astraflow.types import Lease, Manifest
 from astraflow.wire import messages as m
 from tests.unit.dataflow.rig import Rig, make_spec, manifest, tasks
 
@@ -154,6 +154,29 @@ def test_the_same_call_again_changes_nothing() -> None:
         assert (rig.lease(0).manifests["new"].serial, rig.db.number("SELECT COUNT(*) FROM events")) == (serial, events)
 
 
+@pytest.mark.parametrize(
+    ("first", "again"),
+    [
+        ({}, {"version": 1}),
+        ({"version": 0}, {"version": 1}),
+        ({"version": 0}, {"version": 99}),
+        ({"version": 0}, {"manifest": manifest("x", salt="own")}),
+        ({"manifest": manifest("x", salt="own")}, {"manifest": manifest("x", salt="other")}),
+        ({"manifest": manifest("x", salt="own")}, {"version": 0}),
+        ({"manifest": manifest("x", salt="own")}, {}),
+    ],
+)
+def test_one_of_that_name_with_other_weights_does_not_pass_for_it(first: dict[str, Any], again: dict[str, Any]) -> None:
+    with Rig(spec(keep_every=1)) as rig:
+        join(rig, **first)
+        stepped(rig, "a", 2)
+        join(rig, **first)
+        serial = rig.lease(0).manifests["new"].serial
+        with pytest.raises(BadRequest, match="a policy 'new' in this run already, which began with other weights"):
+            join(rig, **again)
+        assert rig.lease(0).manifests["new"].serial == serial
+
+
 def test_an_evaluation_is_played_by_whom_the_groups_of_its_time_are() -> None:
     evals = EvalSpec(tasks=tasks(2, name="held"), count=1, every=1)
     with Rig(spec(evals=evals)) as rig:
@@ -203,6 +226,53 @@ def test_nobody_who_begins_at_0_joins_those_who_step_together() -> None:
         join(rig, frozen=True)
 
 
+# ── of another architecture ──
+
+
+def unlike(*, form: str = "", size: int = 1, **fields: Any) -> Manifest:
+    """Version 5 of b, as if b's model were another one."""
+    made = manifest("b", 5, salt="other", form=form)
+    files = tuple(msgspec.structs.replace(file, size_bytes=size) for file in made.files)
+    return msgspec.structs.replace(made, files=files, **fields)
+
+
+def told(rig: Rig, policy: str, form: str) -> None:
+    """Its newest weights say of what form they are."""
+    newest = rig.service.ledger.policies.newest[policy]
+    rig.service.ledger.policies.publish(0.0, msgspec.structs.replace(newest, form=form))
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize(
+    ("own", "other", "words"),
+    [
+        ("1" * 64, unlike(form="2" * 64), "the weights are of another model than those of {0}: their tensors"),
+        ("", unlike(size=999), "the weights have 999 bytes and those of {0} 1"),
+        ("", unlike(size=999, files_digest="3" * 64), "the weights have 999 bytes and those of {0} 1"),
+    ],
+)
+def test_nobody_is_swapped_to_weights_of_another_model(own: str, other: Manifest, words: str, joined: bool) -> None:
+    with Rig(spec()) as rig:
+        told(rig, "a", own)
+        told(rig, "old", own)
+        if joined:
+            join(rig, frozen=True)
+        name = "new" if joined else "old"
+        rig.service.ledger.policies.publish(0.0, other)
+        before = rig.lease(0).manifests[name]
+        with pytest.raises(BadRequest, match=words.format(name)):
+            operate(rig, "swap", policy=name, source="b", version=5)
+        assert rig.lease(0).manifests[name] == before
+
+
+def test_one_of_another_dtype_may_play_but_none_of_another_form_joins() -> None:
+    with Rig(spec()) as rig:
+        told(rig, "a", "1" * 64)
+        join(rig, frozen=True, manifest=unlike(form="1" * 64, size=2))
+        with pytest.raises(BadRequest, match="the weights are of another model than those of a: "):
+            join(rig, "newer", manifest=unlike(form="2" * 64))
+
+
 # ── roles ──
 
 
@@ -221,6 +291,23 @@ def test_who_plays_nothing_more_is_frozen_and_trained_again_once_it_does() -> No
         stepped(rig, "b", 1)
         assert rig.service.ledger.policies.versions["b"] == 2
         whole(rig)
+
+
+def test_a_status_says_who_is_frozen_and_who_has_merely_all_its_steps() -> None:
+    def frozen(rig: Rig) -> list[str]:
+        return [each.policy for each in rig.go(rig.flow.status()).policies if each.frozen]
+
+    with Rig(spec(steps=1)) as rig:
+        stepped(rig, "a", 1)
+        operate(rig, "cast", role="role_a", policy="old")  # a has ended by itself
+        operate(rig, "cast", role="role_b", policy="old")
+        assert frozen(rig) == ["b"]
+    with Rig(spec()) as rig:
+        operate(rig, "cast", role="role_b", policy="a")
+        operate(rig, "cast", role="role_b", policy="b")
+        assert frozen(rig) == ["b"], "to play again is not to be trained again"
+        operate(rig, "unfreeze", policy="b")
+        assert not frozen(rig)
 
 
 def test_a_role_that_nobody_has_cannot_be_given() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,29 @@ def test_text_curve_places_first_and_last_point() -> None:
     assert rows[0].startswith("  1.00 ┤")
     assert rows[0].endswith("O")
     assert rows[5].startswith("  0.00 ┤O")
-    assert rows[-1].split() == ["step", "·", "reward", "O", "held-out"]
-    assert all(len(row) <= 28 for row in rows[:-1])
+    assert [row.split() for row in rows[-2:]] == [["step", "·", "reward"], ["O", "held-out"]]
+    assert all(len(row) <= 28 for row in rows)
+    assert text_curve(LINES).splitlines()[-1].split() == ["step", "·", "reward", "O", "held-out"]
+
+
+@pytest.mark.parametrize("count", [6, 8, 40])
+def test_any_number_of_lines_is_drawn_named_and_told_apart(count: int) -> None:
+    lines = {f"reward r{n}": [(float(x), float(n)) for x in range(60)] for n in range(count)}
+    text = text_curve(lines, height=count)
+    frame, named = text.split("└")
+    legend = dict(re.findall(r"(\S) (reward r\d+)(?=   |\n|$)", named))
+    assert list(legend.values()) == list(lines), "each has a mark that no other has"
+    rows = [row.split("┤")[1] for row in frame.splitlines() if "┤" in row]
+    assert [set(row) for row in rows] == [{mark, " "} for mark in reversed(legend)]
+    assert all(len(row) <= 76 for row in text.splitlines())
+
+
+def test_of_lines_that_lie_on_each_other_each_is_seen() -> None:
+    same = [(float(x), 0.5) for x in range(20)]
+    text = text_curve({f"r{n}": same for n in range(8)}, height=5)
+    assert set("·O+x*#%@") <= set(text.split("└")[0])
+    alone = text_curve({"a": [(0.0, 1.0)], "b": [(0.0, 1.0)]})
+    assert "O" in alone and "· a   O b" in alone, "where there is one cell for two, the later one is seen"
 
 
 @pytest.mark.parametrize("points", [[(3.0, 0.5)], [(0.0, 0.0), (1.0, 0.0)], [(0.0, -1.0), (1.0, -2.0)]])

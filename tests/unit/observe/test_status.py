@@ -84,6 +84,8 @@ def test_a_policy_shows_groups_ages_and_what_is_missing() -> None:
     assert policy_line(policy) == (
         "policy solver 7/60 steps; groups dropped/zero_variance 2, kept 3; staleness 0:9 2:5 10:1; 3/8 groups"
     )
+    ended = PolicyStatus(policy="main", trainable=True, version=7, steps=7, frozen=True)
+    assert policy_line(ended) == "policy main   7/7 steps, frozen"
     frozen = PolicyStatus(policy="judge", trainable=False, version=0, steps=0)
     assert policy_line(frozen).split() == ["policy", "judge", "frozen"]
 

@@ -24,6 +24,7 @@ from astraflow.dataflow.settings import Limits
 from astraflow.engines.settings import EngineSettings
 from astraflow.errors import ConfigError
 from astraflow.rollout.settings import RolloutSettings
+from astraflow.rollout.workflow import Reward
 from astraflow.run.checks import check_recipe
 from astraflow.run.recipe import Eval, Policy, Recipe, default_pipeline
 from astraflow.run.tiny_model import TinyModel
@@ -149,6 +150,45 @@ def test_f98_evaluation(recipe_with: Build) -> None:
     check_recipe(
         recipe_with(eval=Eval(tasks=held, count=5, episodes=4, sampling=Sampling(max_tokens=8))).with_pipeline()
     )
+
+
+def test_what_is_never_trained_is_not_what_a_training_run_evaluates(recipe_with: Build) -> None:
+    evaluation = recipe_with().eval
+    assert evaluation is not None
+    policies = {"main": Policy(model=TINY), "old": Policy(model=TINY, trainable=False)}
+    judged = recipe_with(policies=policies, eval=replace(evaluation, policy="old"))
+    assert "Recipe.eval.policy is 'old', which has trainable=False: only its version 0" in refused(judged)
+    check_recipe(replace(judged, steps=0).with_pipeline())
+    averaged = {**policies, "old": Policy(model=TINY, trainable=False, average_of="main")}
+    check_recipe(replace(judged, policies=averaged).with_pipeline())
+
+
+@pytest.mark.parametrize("name", ["../s", "a/b", "", "con", "x" * 129])
+def test_a_policy_is_called_what_a_file_may_be_called(recipe_with: Build, name: str) -> None:
+    words = refused(recipe_with(policies={name: Policy(model=TINY)}, roles={"main": name}))
+    assert words.startswith("a name in Recipe.policies must match [A-Za-z0-9._-]{1,128}") and name[:40] in words
+
+
+@pytest.mark.parametrize("role", ["turns", "baseline_keys", "features"])
+def test_no_role_is_called_as_an_argument_of_a_reward(recipe_with: Build, role: str) -> None:
+    expected = f"role {role!r} cannot be rewarded: Reward({role}=...) means something else"
+    assert expected in refused(recipe_with(roles={role: "main"}))
+    assert expected in refused(recipe_with(policies={role: Policy(model=TINY)})), "it plays the role of its name"
+
+
+def test_what_else_a_role_may_be_called_can_be_rewarded(recipe_with: Build) -> None:
+    for role in ("self", "episode", "two words"):
+        assert Reward(**{role: 1.0}).roles == {role: 1.0}
+        check_recipe(recipe_with(roles={role: "main"}).with_pipeline())
+    assert "has a role whose name is empty" in refused(recipe_with(roles={"": "main"}))
+
+
+def test_no_sampling_is_set_for_a_role_that_there_is_not(recipe_with: Build) -> None:
+    rollout = RolloutSettings(role_sampling={"nobody": Sampling(temperature=0.5)})
+    words = refused(recipe_with(rollout=rollout, roles={"solver": "main"}))
+    assert words == "Recipe.rollout.role_sampling names 'nobody', which is no role (solver)"
+    known = RolloutSettings(role_sampling={"solver": Sampling(temperature=0.5)})
+    check_recipe(recipe_with(rollout=known, roles={"solver": "main"}).with_pipeline())
 
 
 def test_f99_sampling_has_one_place(recipe_with: Build) -> None:

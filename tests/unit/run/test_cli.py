@@ -10,13 +10,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from astraflow.errors import RunFailed
+from astraflow.errors import BadRequest, InvalidRecord, NotFound, RunFailed, Unavailable
 from astraflow.run import cli
 from astraflow.run.cli import VERBS, _one_value_per_set, main
-from astraflow.wire.messages import OperatorRequest
+from astraflow.run.operate import Around
+from astraflow.wire.messages import OperatorRequest, PolicyStatus, StatusReply
 
 RECIPE = ("recipe", "set", "seed")
 FLAGS = {
@@ -228,27 +230,137 @@ def test_what_comes_next_can_be_typed_as_it_is_shown(
     assert finish.how_to_call() == shown
 
 
+def policies(*trained: str, frozen: tuple[str, ...] = (), ended: tuple[str, ...] = ()) -> tuple[PolicyStatus, ...]:
+    going = [PolicyStatus(policy=name, trainable=True, version=3, steps=9) for name in trained]
+    over = [PolicyStatus(policy=name, trainable=True, version=9, steps=9) for name in ended]
+    return (*going, *over, *(PolicyStatus(policy=n, trainable=True, version=3, steps=3, frozen=True) for n in frozen))
+
+
+Sent = list[tuple[str, OperatorRequest, Path | None]]
+OVER = "no policy of runs/one is trained any more: the run ends after its last evaluation"
+
+
+def sends(monkeypatch: pytest.MonkeyPatch, around: Around | None) -> Sent:
+    sent: Sent = []
+
+    async def operate(run: str, request: OperatorRequest, *, ca: Path | None = None) -> Around | None:
+        sent.append((run, request, ca))
+        return around
+
+    monkeypatch.setattr("astraflow.run.operate.operate", operate)
+    monkeypatch.setattr("astraflow.run.adding.operate", operate)
+    return sent
+
+
 @pytest.mark.parametrize(
-    ("verb", "words"),
-    [("freeze", "solver is frozen: its trainer ends"), ("unfreeze", "solver is trained again; the launcher starts")],
+    ("verb", "before", "after", "lines"),
+    [
+        ("freeze", policies("s", "v"), policies("v", frozen=("s",)), ["s is frozen: its trainer ends"]),
+        ("freeze", policies("s"), policies(frozen=("s",)), ["s is frozen: its trainer ends", OVER]),
+        ("freeze", None, None, ["s is frozen: its trainer ends"]),
+        ("unfreeze", policies(frozen=("s",)), policies("s"), ["s is trained again; the launcher starts"]),
+        ("unfreeze", policies("s"), policies("s"), ["s is trained already: it was not frozen"]),
+        (
+            "unfreeze",
+            policies("v", ended=("s",)),
+            policies("v", ended=("s",)),
+            ["s was not frozen: it has all its steps"],
+        ),
+        ("unfreeze", None, None, ["s is trained again; the launcher starts"]),
+    ],
 )
-@pytest.mark.parametrize("left", [("verifier",), (), None])
 def test_freeze_and_unfreeze_send_what_they_are_called(
     verb: str,
-    words: str,
-    left: tuple[str, ...] | None,
+    before: Any,
+    after: Any,
+    lines: list[str],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    sent: list[tuple[str, OperatorRequest, Path | None]] = []
+    sent = sends(monkeypatch, None if before is None else Around(before=before, after=after))
+    assert main([verb, "runs/one", "s", "--ca", "cert.pem"]) == 0
+    assert sent == [("runs/one", OperatorRequest(action=verb, policy="s"), Path("cert.pem"))]
+    said = capsys.readouterr().out.splitlines()
+    assert [line.startswith(words) for line, words in zip(said, lines, strict=True)] == [True] * len(lines)
 
-    async def operate(run: str, request: OperatorRequest, *, ca: Path | None = None) -> tuple[str, ...] | None:
-        sent.append((run, request, ca))
-        return left
 
-    monkeypatch.setattr("astraflow.run.operate.operate", operate)
-    assert main([verb, "runs/one", "solver", "--ca", "cert.pem"]) == 0
-    assert sent == [("runs/one", OperatorRequest(action=verb, policy="solver"), Path("cert.pem"))]
-    said = capsys.readouterr().out
-    assert said.startswith(words)
-    assert ("no policy of runs/one is trained any more" in said) is (left == ())
+@pytest.mark.parametrize(
+    ("policy", "before", "after", "lines"),
+    [
+        ("j", policies("s", "v"), policies("v", frozen=("s",)), ["s plays nothing more and is frozen"]),
+        ("j", policies("s"), policies(frozen=("s",)), ["s plays nothing more and is frozen", OVER]),
+        ("j", policies("s", "v"), policies("s", "v"), []),
+        ("j", policies("v", frozen=("s",)), policies("v", frozen=("s",)), []),
+        (
+            "s",
+            policies("v", frozen=("s",)),
+            policies("v", frozen=("s",)),
+            ["s is frozen: 'astraflow unfreeze runs/one s' trains it"],
+        ),
+        ("j", None, None, []),
+    ],
+)
+@pytest.mark.parametrize("verb", ["cast", "add-policy"])
+def test_who_is_frozen_because_another_plays_is_said(
+    verb: str,
+    policy: str,
+    before: Any,
+    after: Any,
+    lines: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sends(monkeypatch, None if before is None else Around(before=before, after=after))
+    words = ["role", policy] if verb == "cast" else [policy, "--source", "s", "--role", "role"]
+    assert main([verb, "runs/one", *words]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == lines
+
+
+class Refuses:
+    """A dataflow that answers one thing to every call."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __call__(self, *_: object, **__: object) -> Refuses:
+        return self
+
+    async def __aenter__(self) -> Refuses:
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def status(self) -> StatusReply:
+        return StatusReply(run="r", state="running", error=None, now_s=0.0, policies=(), components=(), episodes={})
+
+    async def operate(self, request: OperatorRequest) -> None:
+        raise self._error
+
+
+SWAP = ("swap", "http://host:1", "j", "--source", "s", "--version", "99999")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [NotFound("version 99999 of s was never published"), InvalidRecord("must be finite"), BadRequest("no role")],
+)
+def test_a_call_that_is_refused_is_a_wrong_argument(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("astraflow.run.operate.HttpDataflow", Refuses(error))
+    assert main(SWAP) == 2
+    assert capsys.readouterr().err == f"astraflow: {error}\n"
+
+
+def test_a_call_of_which_nothing_is_heard_may_have_been_done(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("astraflow.run.operate.HttpDataflow", Refuses(Unavailable("silence")))
+    assert main(SWAP) == 2
+    assert "whether it did what was asked is not known" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("decay", ["nan", "0", "1", "inf", "-0.5"])
+def test_a_decay_that_is_none_is_a_wrong_argument(decay: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["add-policy", "runs/one", "m", "--source", "s", "--role", "r", "--decay", decay]) == 2
+    assert f"--decay must be in (0, 1), found {float(decay)}" in capsys.readouterr().err

@@ -6,6 +6,7 @@ import asyncio
 import re
 import sqlite3
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from astraflow.errors import ConfigError
 from astraflow.run.adding import add_policy, split_source
 from astraflow.run.checks import check_recipe
 from astraflow.run.cli import main
+from astraflow.run.initial import publish_initial
 from astraflow.run.joined import initial_folder, need_trainers, place_in, place_of
 from astraflow.run.journey import journey_of, text_lines
 from astraflow.run.layout import RunFolder
@@ -28,7 +30,7 @@ from astraflow.run.samples import answer_pairs, tokenizer_of
 from astraflow.run.supervisor import Listen, Supervisor
 from astraflow.run.symptoms import symptoms_of
 from astraflow.run.tiny_model import TinyModel
-from astraflow.types import Manifest
+from astraflow.types import Manifest, Sampling
 from astraflow.weights.manifest import manifest_of_folder, weight_files_in
 from astraflow.weights.store import DirStore
 from astraflow.wire.goodbye import TOLD, TRAINED
@@ -92,6 +94,43 @@ def test_an_average_is_of_a_trained_policy_and_not_trained_itself(recipe_with: C
     for decay in (0.0, 1.0, float("nan")):
         with pytest.raises(ConfigError, match=r"Policy.decay must be in \(0, 1\)"):
             Policy(model=MODEL, decay=decay)
+
+
+def averaged(model: Any, of: Any) -> dict[str, Any]:
+    return {
+        "policies": {"s": Policy(model=of), "m": Policy(model=model, trainable=False, average_of="s")},
+        "roles": {"a": "s", "b": "m"},
+        "sampling": Sampling(max_tokens=8),
+    }
+
+
+UNLIKE = r"Recipe.policies\['m'\].average_of is 's', whose model has another architecture: the two have no average"
+WIDE = replace(MODEL, hidden=64)
+
+
+@pytest.mark.parametrize("as_folders", [False, True])
+def test_an_average_is_of_the_same_architecture(
+    recipe_with: Callable[..., Recipe], tmp_path: Path, as_folders: bool
+) -> None:
+    def made(model: TinyModel, name: str) -> Any:
+        return model.build(tmp_path / name) if as_folders else model
+
+    one, wide, later = made(MODEL, "one"), made(WIDE, "wide"), made(replace(MODEL, seed=7), "later")
+    check_recipe(recipe_with(**averaged(later, of=one)))
+    with pytest.raises(ConfigError, match=UNLIKE):
+        check_recipe(recipe_with(**averaged(wide, of=one)))
+
+
+def test_what_only_the_built_folder_tells_is_found_before_the_run_starts(
+    recipe_with: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    recipe = recipe_with(**averaged(lambda: WIDE.build(tmp_path / "wide"), of=MODEL))
+    check_recipe(recipe)
+    run = RunFolder(tmp_path / "run")
+    run.create()
+    with pytest.raises(ConfigError, match=UNLIKE):
+        asyncio.run(publish_initial(run, recipe))
+    assert not run.initial.exists()
 
 
 # ── what a trainer's process has to do ──

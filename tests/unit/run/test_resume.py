@@ -299,7 +299,7 @@ def test_a_dataflow_that_lives_and_does_not_answer_is_not_called_stopped(
         said = "".join(capsys.readouterr())
         assert f"the dataflow of {started.path} lives and does not answer" in said
         assert "resume" not in said
-        assert ("whether it did what was asked is not known" in said) == (verb == "freeze")
+        assert ("; nothing was changed" in said) == (verb == "freeze"), "not even its status is told"
         assert main([verb, url, *policy]) != 0
         assert f"no dataflow answers at {url}: it has ended, " in "".join(capsys.readouterr())
 

@@ -15,10 +15,11 @@ from astraflow.types import Manifest, WeightFile
 from astraflow.weights.chain import Chain
 from astraflow.weights.delta import apply_delta, read_header
 from astraflow.weights.delta_file import parse
-from astraflow.weights.digest import digest_tensors
+from astraflow.weights.digest import digest_tensors, form_of
 from astraflow.weights.plan import plan_path
 from astraflow.weights.settings import WeightSettings
 from astraflow.weights.store import DirStore
+from astraflow.weights.tensors import of_array
 from tests.unit.weights.arrays import copy, same
 from tests.unit.weights.chained import Trainer, start
 
@@ -41,8 +42,9 @@ def test_the_first_is_full_then_come_deltas_and_anchors(tmp_path: Path) -> None:
         assert spans(made[1], digests) == {(0, 1)}
         assert spans(made[4], digests) == {(0, 1), (1, 2), (0, 2), (2, 3), (3, 4), (2, 4), (0, 4)}
         assert spans(made[7], digests) == {(3, 4), (4, 5), (5, 6), (4, 6), (6, 7)}  # the last four steps
+        form = form_of(of_array(name, array) for name, array in start().items())
         for each in made:
-            assert all([await store.has(file.sha256) for file in each.stored])
+            assert all([await store.has(file.sha256) for file in each.stored]) and each.form == form
 
     asyncio.run(main())
 

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 from safetensors.numpy import save_file
 
 from astraflow.errors import ConfigError, WeightsRefused
-from astraflow.weights.digest import combine, digest_files, digest_tensor, digest_tensors, quick_digest
+from astraflow.weights.digest import combine, digest_files, digest_tensor, digest_tensors, form_of_files, quick_digest
 from astraflow.weights.manifest import manifest_of_folder
 from astraflow.weights.tensors import Tensor, of_array, read_tensors
 from tests.unit.weights.files import model
@@ -121,3 +121,16 @@ def test_missing_folder_and_folder_without_weights(tmp_path: Path) -> None:
         manifest_of_folder(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match="holds no"):
         manifest_of_folder(tmp_path)
+
+
+def test_the_form_is_of_names_and_shapes_alone(tmp_path: Path) -> None:
+    def saved(name: str, **tensors: Any) -> Path:
+        save_file(tensors, str(tmp_path / name))
+        return tmp_path / name
+
+    a, b = np.zeros((2, 3), np.float32), np.ones(4, np.float32)
+    whole = form_of_files([saved("whole", a=a, b=b)])
+    assert whole == hashlib.sha256(b"a\x002,3\nb\x004\n").hexdigest()
+    assert form_of_files([saved("second", b=b + 1), saved("first", a=a.astype(np.float16))]) == whole
+    assert form_of_files([saved("reshaped", a=a.T.copy(), b=b)]) != whole
+    assert form_of_files([saved("renamed", a=a, c=b)]) != whole

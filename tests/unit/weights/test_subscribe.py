@@ -13,6 +13,7 @@ import pytest
 from astraflow.errors import BadRequest, DigestMismatch, TimedOut, Unavailable, WeightsRefused
 from astraflow.types import Manifest, WeightFile
 from astraflow.weights.digest import digest_files
+from astraflow.weights.manifest import manifest_of_folder
 from astraflow.weights.publish import Publisher
 from astraflow.weights.store import DirStore
 from astraflow.weights.subscribe import Subscriber
@@ -85,7 +86,7 @@ class World:
         )
         files = sorted(folder.glob("*.safetensors"))
         found = await Publisher(self.store, "p").publish(version, files, digest_files(files), 3)
-        assert found.trainer_epoch == 3
+        assert (found.trainer_epoch, found.form) == (3, manifest_of_folder(folder).form)
         return msgspec.structs.replace(found, serial=version + 1 if serial is None else serial)
 
     async def load(self, found: Manifest) -> None:

@@ -36,7 +36,9 @@ class Args:
 def main(args: Args) -> int:
     from astraflow.run.adding import add_policy
 
-    asyncio.run(add_policy(args))
+    around = asyncio.run(add_policy(args))
     how = "is frozen" if args.frozen else "is trained" if args.decay is None else f"averages {args.source}"
     print(f"{args.policy} has joined, plays {args.role} and {how}")
+    for line in around.played_lines(args.run, args.policy) if around else ():
+        print(line)
     return 0

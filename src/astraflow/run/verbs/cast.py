@@ -25,6 +25,9 @@ def main(args: Args) -> int:
     from astraflow.run.operate import operate
     from astraflow.wire.messages import OperatorRequest
 
-    asyncio.run(operate(args.run, OperatorRequest(action="cast", role=args.role, policy=args.policy), ca=args.ca))
+    request = OperatorRequest(action="cast", role=args.role, policy=args.policy)
+    around = asyncio.run(operate(args.run, request, ca=args.ca))
     print(f"{args.policy} plays {args.role} from now on")
+    for line in around.played_lines(args.run, args.policy) if around else ():
+        print(line)
     return 0

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
-FROZEN = "is frozen: its trainer ends, it plays on with its last version"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
@@ -21,12 +19,12 @@ class Args:
     """Certificate to trust beside the system's."""
 
 
-def main(args: Args, *, action: str = "freeze", said: str = FROZEN) -> int:
+def main(args: Args) -> int:
     from astraflow.run.operate import operate
     from astraflow.wire.messages import OperatorRequest
 
-    left = asyncio.run(operate(args.run, OperatorRequest(action=action, policy=args.policy), ca=args.ca))
-    print(f"{args.policy} {said}")
-    if left == ():
-        print(f"no policy of {args.run} is trained any more: the run ends after its last evaluation")
+    around = asyncio.run(operate(args.run, OperatorRequest(action="freeze", policy=args.policy), ca=args.ca))
+    print(f"{args.policy} is frozen: its trainer ends, it plays on with its last version")
+    for line in around.over_lines(args.run) if around else ():
+        print(line)
     return 0
