@@ -37,12 +37,18 @@ def outcomes(chunk: int) -> tuple[Outcome, ...]:
 
 
 def _lonely(seed: int) -> Plan:
-    """One worker whose connection is cut again and again while its workflow fails: results that come late."""
+    """One worker whose connection is cut again and again for about a lease's term: results and failures come late."""
     rng = random.Random(f"lonely/{seed}")
-    cuts = tuple(Act(at_s=at, what="cut", pick=rng.random(), seconds=rng.uniform(9, 16)) for at in range(5, 60, 11))
-    faults = Faults.none(patience_s=60.0)
+    cuts = tuple(Act(at_s=at, what="cut", pick=rng.random(), seconds=rng.uniform(10, 12)) for at in range(5, 240, 13))
     return dataclasses.replace(
-        Plan.draw(seed), workers=1, slots=8, workflow_faults=0.5, faults=faults, acts=cuts, faults_stop_s=60.0
+        Plan.draw(seed),
+        steps=12,
+        workers=1,
+        slots=4,
+        workflow_faults=rng.choice((0.05, 0.3)),
+        faults=Faults.none(patience_s=60.0),
+        acts=cuts,
+        faults_stop_s=240.0,
     )
 
 
