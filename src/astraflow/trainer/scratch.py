@@ -53,10 +53,15 @@ class Scratch:
         path = self._folder / f"{ALIVE}{self._token}"
         file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644)
         if lock(file) and path.exists() and os.path.samestat(path.stat(), os.fstat(file)):
-            weakref.finalize(self, os.close, file)
+            weakref.finalize(self, _unmark, file, path)  # at the end of the process too, unless it is killed
             return True
         os.close(file)
         return False
+
+
+def _unmark(file: int, path: Path) -> None:
+    path.unlink(missing_ok=True)
+    os.close(file)
 
 
 def lock(file: IO[bytes] | int) -> bool:

@@ -30,6 +30,12 @@ def test_a_second_process_leaves_what_a_living_one_exports_and_removes_it_after_
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_process_that_ends_by_itself_takes_its_mark_along(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", HOLDS, str(tmp_path)], stdin=-1, stdout=-1)
+    process.communicate()
+    assert not list(tmp_path.glob(f"{ALIVE}*"))
+
+
 def test_folders_of_no_known_process_are_removed_and_nothing_else(tmp_path: Path) -> None:
     for name in (f"{EXPORT}old", f"{PARTIAL}step-00000007", "step-00000004"):
         (tmp_path / name).mkdir()
