@@ -194,7 +194,7 @@ def test_a_policy_is_frozen_and_another_swapped_while_the_run_goes_on(
     ended: dict[str, subprocess.CompletedProcess[str]] = {}
 
     def play() -> None:
-        sets = ("steps=30", "policies.small.steps=60", "policies.small.keep_every=3")
+        sets = ("steps=90", "policies.small.steps=180", "policies.small.keep_every=3")
         ended["run"] = cli("run", recipe, "--run-dir", run, "--set", *sets, timeout=400)
 
     thread = threading.Thread(target=play)
@@ -211,7 +211,7 @@ def test_a_policy_is_frozen_and_another_swapped_while_the_run_goes_on(
     assert ended["run"].returncode == 0, ended["run"].stderr[-3000:]
     check_balances(run)
     steps = dict(rows(run, "SELECT policy, COUNT(*) FROM batches WHERE state = 'committed' GROUP BY policy"))
-    assert steps["large"] == 30 and 6 <= steps["small"] < 60
+    assert steps["large"] == 90 and 6 <= steps["small"] < 180
     (digest,) = rows(run, "SELECT digest FROM publications WHERE policy = 'small' AND version = 3")[0]
     assert rows(run, "SELECT version, digest FROM publications WHERE policy = 'judge' ORDER BY serial")[1] == (
         1,
