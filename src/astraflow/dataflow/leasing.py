@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -33,13 +34,14 @@ def try_lease(ledger: Ledger, now: float, request: m.LeaseRequest) -> m.LeaseRep
     if not ledger.policies.complete or ledger.components.drains(request.worker):
         return m.LeaseReply(manifests=manifests, reason=WaitReason.NO_ROOM)
     engine = ledger.needed_policies() <= set(can.policies)
+    old = engine and _too_old(ledger, now, request.versions)
     ledger.speeds.read(now)
     paces = ledger.speeds.paces(request.worker) if engine else None
     evals = _pending(ledger, EVAL, engine, can.supervised, request.count)
-    train = _train(ledger, now, paces, engine, request)
-    reason = WaitReason.NO_CAPABLE if paces is None else WaitReason.TOO_SLOW
+    train = [] if old else _train(ledger, now, paces, engine, request)
+    reason = WaitReason.TOO_OLD if old else WaitReason.NO_CAPABLE if paces is None else WaitReason.TOO_SLOW
     typical = Work(place=(0, 0), tokens=ledger.speeds.tokens(), left_s=ledger.speeds.horizon_s(now))
-    for _ in range(TRIES if paces is None or paces.suits(typical) else 0):
+    for _ in range(TRIES if not old and (paces is None or paces.suits(typical)) else 0):
         missing = request.count - len(chosen(train, paces))
         if missing <= 0:
             break
@@ -63,6 +65,19 @@ def try_lease(ledger: Ledger, now: float, request: m.LeaseRequest) -> m.LeaseRep
     if ledger.store.get("first_lease_at") is None:
         ledger.store.set("first_lease_at", now)
     return m.LeaseReply(leases=ledger.episodes.lease(now, request.worker, places), manifests=manifests)
+
+
+def _too_old(ledger: Ledger, now: float, versions: Mapping[str, int]) -> bool:
+    """Whatever it plays would be stale when it is done: the version that made its weights too old has been there for
+    two heartbeats. One that is only a moment behind has the new weights before it plays."""
+    policies = ledger.policies
+    for policy, held in versions.items():
+        if policy in policies.trainable and policies.versions[policy] - held > policies.specs[policy].max_staleness:
+            spoiled = held + policies.specs[policy].max_staleness + 1
+            row = ledger.store.one("SELECT MAX(at) FROM publications WHERE policy = ? AND version = ?", policy, spoiled)
+            if row is not None and row[0] is not None and now - row[0] >= 2 * ledger.spec.limits.heartbeat_s:
+                return True
+    return False
 
 
 def _pending(ledger: Ledger, lane: int, engine: bool, supervised: bool, limit: int) -> list[Place]:

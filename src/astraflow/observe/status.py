@@ -14,6 +14,7 @@ _REASONS: dict[str, str] = {
     WaitReason.NO_TASK: "the tasks are used up",
     WaitReason.NO_CAPABLE: "what is pending needs a policy that it does not serve",
     WaitReason.TOO_SLOW: "a faster worker plays what is pending before it is stale, this one would not",
+    WaitReason.TOO_OLD: "its weights are older than the staleness bound allows, what it plays would not be trained",
     WaitReason.NO_READY: "too few groups are kept",
     WaitReason.EVAL_FIRST: "its share of evaluation is used",
     WaitReason.STORAGE_FULL: "the disk of the run folder is full",

@@ -56,6 +56,8 @@ class WaitReason(StrEnum):
     """pending episodes need a policy that this worker does not serve"""
     TOO_SLOW = "too_slow"
     """a faster worker finishes what is pending before it is stale, this one would not"""
+    TOO_OLD = "too_old"
+    """its weights are older than the staleness bound allows"""
     NO_READY = "no_ready"
     """too few kept groups for a batch"""
     EVAL_FIRST = "eval_first"

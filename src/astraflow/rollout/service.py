@@ -209,6 +209,7 @@ class RolloutService:
             count=self._settings.slots - len(self._held),
             capabilities=self._can(),
             wait_s=self._settings.lease_wait_s,
+            versions=self._versions(),
         )
         return await self._patiently(lambda: self._dataflow.lease(request))
 

@@ -108,8 +108,8 @@ class Chain:
                 break
             try:
                 links.append(self._merge(before, links[-1], kept))
-            except FileNotFoundError:  # another trainer has swept this folder: it has taken over
-                break
+            except (FileNotFoundError, WeightsRefused):
+                break  # another trainer has swept this folder, or both together are more than one delta may be
             span *= 2
         return Step(at, digest, kept, tuple(links), at - self.anchor.at >= self._settings.anchor_every)
 
@@ -151,7 +151,7 @@ class Chain:
 
     def _write(self, begin: int, end: int, base: str, digest: str, delta: bytes, files: Sequence[Path]) -> Link:
         """``files``: the weights that it leads to."""
-        small = compact_delta(delta, read_weights(files)) if self._settings.compact else delta
+        small = self._compact(delta, files)
         path = self._folder / f"delta-{begin}-{end}.safetensors"
         plain = path.with_name(f"plain-{begin}-{end}.safetensors")
         for place in (path, plain):
@@ -161,6 +161,13 @@ class Chain:
             return Link(begin, end, path, path, base, digest)
         plain.write_bytes(delta)
         return Link(begin, end, path, plain, base, digest)
+
+    def _compact(self, delta: bytes, files: Sequence[Path]) -> bytes:
+        """The delta itself, where it is not asked for, does not pay, or would be more than one delta may be."""
+        try:
+            return compact_delta(delta, read_weights(files)) if self._settings.compact else delta
+        except WeightsRefused:
+            return delta
 
     def _find(self, begin: int, end: int) -> Link | None:
         return next((link for link, _ in self._links if (link.begin, link.end) == (begin, end)), None)

@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from astraflow.errors import DigestMismatch, WeightsRefused
+from astraflow.errors import DigestMismatch, FullTransferNeeded, WeightsRefused
 from astraflow.types import Array
 from astraflow.weights.tensors import SIZES, parse_tensors, read_metadata
 
@@ -170,10 +170,18 @@ def build(
     streams: Sequence[tuple[Entry, Sequence[bytes]]],
     schemes: tuple[Scheme, ...] = (),
 ) -> bytes:
-    """A delta's bytes. ``lineage``: the first four fields of its header; each entry comes with its streams in order."""
+    """A delta's bytes. ``lineage``: the first four fields of its header; each entry comes with its streams in order.
+
+    Raises FullTransferNeeded where the index would be larger than ``parse`` takes."""
     entries = tuple(entry for entry, _ in streams)
     data = b"".join(part for _, parts in streams for part in parts)
-    index = zlib.compress(msgspec.msgpack.encode(_Index(pcodec, entries, schemes)), 9)
+    raw = msgspec.msgpack.encode(_Index(pcodec, entries, schemes))
+    if len(raw) > MAX_INDEX_BYTES:  # no receiver would unpack it
+        raise FullTransferNeeded(
+            f"delta: {len(entries)} tensors changed in so many pages that its index takes {len(raw)} bytes; at most "
+            f"{MAX_INDEX_BYTES} may: full transfer needed"
+        )
+    index = zlib.compress(raw, 9)
     metadata = {
         "format": FORMAT,
         **dict(zip(DeltaHeader._fields, lineage, strict=False)),

@@ -40,6 +40,11 @@ class Tensor(NamedTuple):
 
 def of_array(name: str, array: Array, *, dtype: str | None = None) -> Tensor:
     """A tensor of a numpy array; ``dtype="BF16"`` where the array is the uint16 of its bits."""
+    if not isinstance(array, np.ndarray):
+        what = f"{type(array).__module__}.{type(array).__name__}"
+        raise WeightsRefused(
+            f"tensor {name!r} is a {what}, no numpy array; of torch tensors delta_torch.as_bits makes them"
+        )
     found = dtype or _NAME_OF.get(array.dtype.str[1:])
     if found not in SIZES or SIZES[found] != array.dtype.itemsize or array.dtype.byteorder == ">":
         raise WeightsRefused(f"tensor {name}: dtype {array.dtype} cannot be {found or 'a weight'}")

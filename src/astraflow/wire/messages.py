@@ -101,6 +101,8 @@ class LeaseRequest(Record, frozen=True, kw_only=True):
     capabilities: Capabilities
     wait_s: float = 0.0
     """Long poll: hold the answer so long if there is nothing to lease."""
+    versions: dict[str, int] = {}
+    """What its engines hold now; empty: it does not say."""
 
 
 class LeaseReply(Record, frozen=True, kw_only=True):

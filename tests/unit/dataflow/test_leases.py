@@ -8,11 +8,12 @@ import msgspec
 import pytest
 
 from astraflow.dataflow.episodes import episode_seed, parse_lease
-from astraflow.dataflow.settings import Limits
+from astraflow.dataflow.settings import EvalSpec, Limits
 from astraflow.errors import BadRequest, Closed, Fenced, NameTaken, UnknownLease, UnknownVersion
 from astraflow.observe.waits import WaitReason
 from astraflow.types import Episode, FailureKind, Outcome
-from tests.unit.dataflow.rig import Rig, make_spec, sample
+from astraflow.wire import messages as m
+from tests.unit.dataflow.rig import Rig, make_spec, sample, tasks
 
 
 def counter(rig: Rig, name: str) -> float:
@@ -460,3 +461,44 @@ def test_status_counts_what_each_worker_played() -> None:
                 rig.submit(lease, worker=worker)
         found = {each.name: each.played for each in rig.go(rig.flow.status()).components if each.component == "rollout"}
         assert found == {"a": 2, "b": 1}
+
+
+# ── weights that are too old ──
+
+
+def ask(rig: Rig, held: int | None) -> m.LeaseReply:
+    """Of a worker whose engine holds this version of p."""
+    request = m.LeaseRequest(
+        worker="w",
+        incarnation="w",
+        count=1,
+        capabilities=m.Capabilities(policies=("p",)),
+        versions={} if held is None else {"p": held},
+    )
+    return rig.go(rig.flow.lease(request))
+
+
+def test_who_plays_with_weights_that_are_too_old_is_given_nothing_to_train() -> None:
+    """Its work would be thrown away, and the others of its groups with it; while it catches up, others play."""
+    with Rig(make_spec(steps=9, max_staleness=1, groups_per_batch=1)) as rig:
+        epoch = rig.resume()
+        for _ in range(2):
+            rig.step(epoch)
+        assert ask(rig, 0).leases, "two versions behind since a moment: the new weights come before it plays"
+        rig.advance(2 * Limits().heartbeat_s)
+        reply = ask(rig, 0)
+        assert (reply.leases, reply.reason) == ((), WaitReason.TOO_OLD)
+        assert reply.manifests["p"].version == 2, "it hears what to fetch"
+        assert ask(rig, 1).leases, "one behind is within the bound"
+        assert ask(rig, None).leases, "one that does not say is believed"
+
+
+def test_weights_that_are_too_old_to_train_may_still_be_evaluated() -> None:
+    evals = EvalSpec(tasks=tasks(2, name="held out"), count=2, every=1, at_start=False)
+    spec = make_spec(steps=9, max_staleness=0, groups_per_batch=1, evals=evals)
+    with Rig(spec) as rig:
+        epoch = rig.resume()
+        rig.step(epoch)
+        rig.advance(10)
+        (lease,) = ask(rig, 0).leases
+        assert lease.task.dataset == "held out"

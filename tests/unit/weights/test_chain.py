@@ -10,17 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from astraflow.errors import ConfigError, StorageFull
+from astraflow.errors import ConfigError, FullTransferNeeded, StorageFull, WeightsRefused
 from astraflow.types import Manifest, WeightFile
+from astraflow.weights import chain as chain_module
+from astraflow.weights import delta_file
 from astraflow.weights.chain import Chain
-from astraflow.weights.delta import apply_delta, read_header
+from astraflow.weights.delta import apply_delta, encode_delta, read_header
 from astraflow.weights.delta_file import parse
 from astraflow.weights.digest import digest_tensors, form_of
 from astraflow.weights.plan import plan_path
 from astraflow.weights.settings import WeightSettings
 from astraflow.weights.store import DirStore
 from astraflow.weights.tensors import of_array
-from tests.unit.weights.arrays import copy, same
+from tests.unit.weights.arrays import copy, nudge, same
 from tests.unit.weights.chained import Trainer, start
 
 
@@ -241,3 +243,35 @@ def test_what_travels_is_compact_and_merged_of_what_is_not(tmp_path: Path) -> No
 def test_settings_out_of_range(name: str, value: int) -> None:
     with pytest.raises(ConfigError, match=rf"WeightSettings.{name} must be in \[1, \d+\], found {value}"):
         WeightSettings(**{name: value})
+
+
+def test_a_delta_that_no_receiver_would_take_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = start()
+    new = nudge(old, share=0.05, seed=1)
+    monkeypatch.setattr(delta_file, "MAX_INDEX_BYTES", 50)
+    with pytest.raises(FullTransferNeeded, match=r"its index takes \d+ bytes; at most 50 may: full transfer needed"):
+        encode_delta(old, new)
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_where_two_deltas_are_too_much_for_one_there_is_no_merged_one_and_publishing_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compact: bool
+) -> None:
+    def too_much(*_: object, **__: object) -> bytes:
+        raise WeightsRefused("delta: unpacked, both take more than one may")
+
+    monkeypatch.setattr(chain_module, "merge_deltas", too_much)
+    monkeypatch.setattr(chain_module, "compact_delta", too_much)
+
+    async def main() -> None:
+        made = await some(Trainer(DirStore(tmp_path / "store"), tmp_path, keep=4, anchor_every=8, compact=compact), 5)
+        digests = [each.digest for each in made]
+        assert spans(made[4], digests) == {(0, 1), (1, 2), (2, 3), (3, 4)}
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("nonsense", [[1.0], None, "w"])
+def test_what_is_no_array_is_named(nonsense: Any) -> None:
+    with pytest.raises(WeightsRefused, match=r"tensor 'w' is a builtins\.\w+, no numpy array; of torch tensors"):
+        encode_delta({"w": nonsense}, {"w": nonsense})
