@@ -12,6 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from astraflow.errors import AstraFlowError
 from astraflow.rollout.settings import RolloutSettings
 from astraflow.rollout.workflow import Agents, Reward
 from astraflow.run.recipe import Policy, Recipe
@@ -49,14 +50,8 @@ def recipe() -> Recipe:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--cut-s", type=float, default=20.0)
-    args = parser.parse_args()
-    if reason := missing():
-        sys.exit(f"cross_region.py cannot run here: it needs {reason.removeprefix('needs hardware: ')}")
-    given = ("--set", f"steps={args.steps}")
+def play(steps: int, cut_s: float) -> None:
+    given = ("--set", f"steps={steps}")
     with (
         tempfile.TemporaryDirectory() as folder,
         Hosts() as hosts,
@@ -70,15 +65,35 @@ def main() -> None:
         run.worker("us-0", us)
         run.meet("eu-0", "eu-1", "us-0")
         run.worker("home-0", hosts.home)
-        run.reach(args.steps // 3, LIMIT_S)
+        run.reach(steps // 3, LIMIT_S)
         hosts.shape("us", Line(cut=True))
-        time.sleep(args.cut_s / 2)
+        time.sleep(cut_s / 2)
         print(run.ask("pool"), flush=True)
-        time.sleep(args.cut_s / 2)
+        time.sleep(cut_s / 2)
         hosts.shape("us", US)
         run.wait(LIMIT_S)
         print("episodes that were accepted:", ", ".join(f"{name} {n}" for name, n in run.played().items()), flush=True)
         print(run.ask("ledger"), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--cut-s", type=float, default=20.0)
+    args = parser.parse_args()
+    if args.steps < 1:
+        parser.error(f"--steps must be 1 or more, found {args.steps}")
+    if not 0 <= args.cut_s <= LIMIT_S:
+        parser.error(f"--cut-s must be in [0, {LIMIT_S:g}] s, found {args.cut_s}")
+    try:
+        if reason := missing():
+            sys.exit(f"cross_region.py cannot run here: it needs {reason.removeprefix('needs hardware: ')}")
+        play(args.steps, args.cut_s)
+    except AstraFlowError as error:
+        sys.exit(f"cross_region.py: {error}")
+    except KeyboardInterrupt:
+        print("cross_region.py: interrupted; its processes and hosts are gone", file=sys.stderr)
+        sys.exit(130)
 
 
 if __name__ == "__main__":

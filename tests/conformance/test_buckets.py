@@ -238,6 +238,25 @@ def test_a_prefix_belongs_to_one_run(tmp_path: Path) -> None:
     run(scenario)
 
 
+def test_a_prefix_inside_that_of_another_run_loses_nothing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        clock = ManualClock()
+        memory = obstore.store.MemoryStore()
+        outer, inner = (
+            ObjectStore(memory, prefix=prefix, owner=True, grace_s=1.0, clock=clock)
+            for prefix in ("runs/weights", "runs/weights/7/weights")
+        )
+        file = await inner.put(write(tmp_path, "a.safetensors", content(100)))
+        other = await outer.put(write(tmp_path, "b.safetensors", content(100, seed=1)))
+        for owner in (outer, inner):
+            await owner.collect({other.sha256} if owner is outer else {file.sha256})
+        clock.advance(10)
+        assert await outer.collect({other.sha256}) == 0 == await inner.collect({file.sha256})
+        assert await inner.has(file.sha256) and await outer.has(other.sha256)
+
+    run(scenario)
+
+
 def test_a_rate_holds_in_both_directions(tmp_path: Path) -> None:
     async def scenario() -> None:
         _, store = memory_store(rate=ByteRate(1_000_000))
@@ -252,7 +271,21 @@ def test_a_rate_holds_in_both_directions(tmp_path: Path) -> None:
     run(scenario)
 
 
-@pytest.mark.parametrize("url", ["", "bucket", "ftp://x/y", "memory:///", "s3://"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "bucket",
+        "ftp://x/y",
+        "memory:///",
+        "s3://",
+        "file://",
+        "file:///",
+        "file:///..",
+        "file:///a/../",
+        "file:///%2E",
+    ],
+)
 def test_urls_that_are_none_are_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="weight store"):
         ObjectStore.open(url)

@@ -71,6 +71,8 @@ class Measured:
     """How long that has been measured."""
     wait: float | None = None
     """w in [0, 1]; None: no trainer could be measured."""
+    trains: bool = True
+    """A trainer is alive."""
     consumed: float = 0.0
     """Episodes/s that went into committed batches."""
     produced: float = 0.0
@@ -96,7 +98,7 @@ def decide(scaling: Scaling, measured: Measured) -> Decision:
     if count == 0:
         return _hold(0, "none is asked for")
     if measured.wait is None:
-        return _hold(count, "no trainer is there to be measured")
+        return _hold(count, _unmeasured(scaling, measured))
     if measured.span_s < scaling.cool_down_s:
         return _hold(count, f"measured for {measured.span_s:.0f} s of {scaling.cool_down_s:g} s")
     wanted, reason = _wanted(scaling, measured, measured.wait)
@@ -106,6 +108,14 @@ def decide(scaling: Scaling, measured: Measured) -> Decision:
     if abs(wanted - count) < scaling.dead_band * count - _ROUNDING:
         return _hold(count, f"{reason}; {wanted} would change less than {scaling.dead_band:.0%}")
     return Decision(action=GROW if wanted > count else SHRINK, workers=wanted, reason=reason)
+
+
+def _unmeasured(scaling: Scaling, measured: Measured) -> str:
+    if not measured.trains:
+        return "no trainer is there to be measured"
+    if measured.span_s < scaling.cool_down_s:
+        return f"not measured yet: the same workers must have served for {scaling.cool_down_s:g} s"
+    return f"not measured yet: the trainer was not there for all of the last {measured.span_s:.0f} s"
 
 
 def _wanted(scaling: Scaling, measured: Measured, wait: float) -> tuple[int, str]:

@@ -66,6 +66,10 @@ class Meter:
         while len(self._readings) > 2 and self._readings[1].at <= oldest:
             self._readings.popleft()
 
+    def is_of(self, serving: frozenset[Key]) -> bool:
+        """Whether those were measured; who came or went since the last reading was not."""
+        return serving == self._serving
+
     def window(self, seconds: float | None = None) -> tuple[Reading, Reading] | None:
         """First and last reading of the window; of ``seconds``, or since the serving workers changed. None: too few."""
         if not self._readings:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterable, Mapping
 
 from astraflow.dataflow.autoscale import Measured, decide
-from astraflow.dataflow.components import ROLLOUT, ComponentRow
+from astraflow.dataflow.components import ROLLOUT, TRAINER, ComponentRow
 from astraflow.dataflow.ledger import Ledger
 from astraflow.dataflow.meter import RATE_S, Key, Meter, Reading
 from astraflow.observe.waits import QUARANTINED, Wait, WaitReason
@@ -16,7 +17,7 @@ LEAST_ACTIVE = 0.02
 """Share of time below which a worker's rate says nothing about what it could do."""
 UNWANTED = ("surplus", "rolled_back", "not_played")
 """Reasons of dropped groups that nobody needed."""
-_BLOCKED = (Wait.WEIGHTS.value, Wait.STORAGE.value, Wait.DATAFLOW.value)
+_BLOCKED = (Wait.STORAGE.value, Wait.DATAFLOW.value)
 
 
 class Pool:
@@ -31,23 +32,26 @@ class Pool:
         if not self._meter.due(now):
             return
         alive = [row for row in self._ledger.components.all() if row.state == "alive"]
-        serving = frozenset((row.name, row.incarnation) for row in alive if self._serves(row))
         event = self._ledger.store.number("SELECT MAX(id) FROM events")
-        self._meter.read(now, alive, serving, event)
+        self._meter.read(now, alive, self._serving(alive, self._held()), event)
 
     def reply(self, now: float) -> m.PoolReply:
         rows = [row for row in self._ledger.components.all() if row.component == ROLLOUT]
-        held: dict[str, int] = dict(
-            self._ledger.store.all("SELECT worker, COUNT(*) FROM episodes WHERE state = 'leased' GROUP BY worker")
-        )
+        held = self._held()
         window = self._meter.window(RATE_S)
         done = Counter(self._done(window, lane=None))
         ages = self._ages(window)
         return m.PoolReply(
             run=self._ledger.spec.run,
             state=self._ledger.state,
-            workers=tuple(self._worker(now, row, held.get(row.name, 0), window, done, ages) for row in rows),
-            target=self._target([row for row in rows if self._serves(row)]),
+            workers=tuple(self._worker(now, row, held[row.name], window, done, ages) for row in rows),
+            target=self._target(self._serving(rows, held)),
+        )
+
+    def _held(self) -> Counter[str]:
+        """Worker → leases."""
+        return Counter(
+            dict(self._ledger.store.all("SELECT worker, COUNT(*) FROM episodes WHERE state = 'leased' GROUP BY worker"))
         )
 
     # ── one worker ──
@@ -75,7 +79,8 @@ class Pool:
             episodes_per_s=done[row.name] / span if span else None,
             held=held,
             staleness={str(age): count for age, count in sorted(ages.get(row.name, Counter()).items())},
-            reason=self._reason(row),
+            reason=self._reason(row, held),
+            stale=self._stale(row),
             metrics={
                 name: value for name, value in row.report.metrics.items() if name.startswith(("weights", "relay"))
             },
@@ -90,10 +95,14 @@ class Pool:
             if policy in newest
         }
 
-    def _serves(self, row: ComponentRow) -> bool:
-        return row.component == ROLLOUT and bool(row.policies) and not self._reason(row)
+    def _serving(self, rows: Iterable[ComponentRow], held: Mapping[str, int]) -> frozenset[Key]:
+        return frozenset(
+            (row.name, row.incarnation)
+            for row in rows
+            if row.component == ROLLOUT and row.policies and not self._reason(row, held.get(row.name, 0))
+        )
 
-    def _reason(self, row: ComponentRow) -> str:
+    def _reason(self, row: ComponentRow, held: int) -> str:
         """Why it serves nothing now; empty: it does, or could."""
         report = row.report
         if row.state != "alive":
@@ -104,7 +113,8 @@ class Pool:
             return "it was told to leave"
         if report.doing == QUARANTINED:
             return QUARANTINED + (f": {report.why}" if report.why else "")
-        if report.doing in _BLOCKED:
+        # Who plays, and waits for another version for one lease more, serves: else each such lease were a change.
+        if report.doing in _BLOCKED or (report.doing == Wait.WEIGHTS.value and not held):
             return f"waits for {report.doing}" + (f": {report.why}" if report.why else "")
         missing = sorted(set(row.policies) - set(report.versions))
         if missing or report.doing == "starting":
@@ -112,6 +122,10 @@ class Pool:
         lacks = sorted(self._ledger.needed_policies() - set(row.policies))
         if row.policies and lacks:
             return f"{WaitReason.NO_CAPABLE.value}: it does not serve {', '.join(lacks)}"
+        return ""
+
+    def _stale(self, row: ComponentRow) -> str:
+        """No reason: a worker near the bound is beyond it for a moment, now and then, and gets leases all the time."""
         for policy, lag in self._lags(row).items():
             bound = self._ledger.policies.specs[policy].max_staleness
             if self._ledger.policies.specs[policy].trainable and lag > bound:
@@ -176,8 +190,8 @@ class Pool:
 
     # ── how many ──
 
-    def _target(self, serving: list[ComponentRow]) -> m.PoolTarget:
-        measured = self._measured(len(serving))
+    def _target(self, serving: frozenset[Key]) -> m.PoolTarget:
+        measured = self._measured(serving)
         decision = decide(self._ledger.spec.scaling, measured)
         return m.PoolTarget(
             workers=measured.workers,
@@ -190,10 +204,12 @@ class Pool:
             span_s=measured.span_s,
         )
 
-    def _measured(self, workers: int) -> Measured:
-        window = self._meter.window()
+    def _measured(self, serving: frozenset[Key]) -> Measured:
+        workers = len(serving)
+        window = self._meter.window() if self._meter.is_of(serving) else None
+        trains = any(row.component == TRAINER and row.state == "alive" for row in self._ledger.components.all())
         if window is None:
-            return Measured(workers=workers, wait=self._meter.wait())
+            return Measured(workers=workers, trains=trains)
         span = window[1].at - window[0].at
         active = self._meter.active()
         brought = len(self._done(window, lane=0)) / span
@@ -201,6 +217,7 @@ class Pool:
             workers=workers,
             span_s=span,
             wait=self._meter.wait(),
+            trains=trains,
             consumed=max(self._consumed(window).values(), default=0) / span,
             produced=brought / max(active, LEAST_ACTIVE) if active is not None else brought,
         )

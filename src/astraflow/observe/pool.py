@@ -39,6 +39,7 @@ def target_line(target: PoolTarget) -> str:
 def _row(worker: PoolWorker) -> tuple[str, ...]:
     relay = " (relay)" if worker.relay else ""
     behind = max(worker.lag.values(), default=0)
+    stale = "" if worker.reason else worker.stale
     traffic = _traffic(worker.metrics)
     return (
         worker.name,
@@ -49,7 +50,7 @@ def _row(worker: PoolWorker) -> tuple[str, ...]:
         _number(worker.episodes_per_s),
         str(worker.held),
         " ".join(f"{age}:{count}" for age, count in sorted(worker.staleness.items(), key=_age)) or "-",
-        "; ".join(part for part in (worker.reason and f"does not serve: {worker.reason}", traffic) if part),
+        "; ".join(part for part in (worker.reason and f"does not serve: {worker.reason}", stale, traffic) if part),
     )
 
 

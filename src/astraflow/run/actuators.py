@@ -40,6 +40,9 @@ class Actuator(Protocol):
     def ended(self) -> Sequence[str]:
         """Names of those that are known to have ended, started or stopped here; each is told once."""
 
+    def words(self, name: str) -> str:
+        """The last that a worker said, and where its log is; empty: not known here."""
+
     async def close(self) -> None:
         """End what would not outlive the autoscaler."""
 
@@ -53,6 +56,7 @@ class LocalProcesses:
         self._logs = logs
         self._environment = {**shared_cores(busy, decodes=True), **({ENVIRONMENT: token} if token else {})}
         self._children: dict[str, Child] = {}
+        self._ended: dict[str, Child] = {}
         self._stopping: dict[str, asyncio.Task[int]] = {}
 
     async def start(self, name: str) -> None:
@@ -75,11 +79,15 @@ class LocalProcesses:
     def ended(self) -> Sequence[str]:
         gone = [name for name, child in self._children.items() if child.code is not None]
         for name in gone:
-            child = self._children.pop(name)
+            child = self._ended[name] = self._children.pop(name)
             if child.code and name not in self._stopping:
                 log.warning("worker_died name=%s code=%s: %s", name, child.code, child.last_words(1))
             self._stopping.pop(name, None)
         return gone
+
+    def words(self, name: str) -> str:
+        child = self._children.get(name) or self._ended.get(name)
+        return f"{child.last_words(1)} (log: {child.spec.log})" if child is not None else ""
 
     async def close(self) -> None:
         for name in list(self._children):
@@ -110,6 +118,9 @@ class Commands:
     def ended(self) -> Sequence[str]:
         """Of a worker that ends somewhere else only dataflow hears; who is told to stop still plays to his end."""
         return ()
+
+    def words(self, name: str) -> str:
+        return ""
 
     async def close(self) -> None:
         return

@@ -157,17 +157,25 @@ class Autoscaler:
         if wanted.start or wanted.stop:
             self._say(f"{pool.target.action} from {pool.target.workers} to {pool.target.target}: {pool.target.reason}")
         for _ in range(wanted.start):
-            await self._start(pool)
+            if not await self._start(pool):
+                break  # the others may try again with the next turn
         for name in wanted.stop:
             if await self._stop(name):
                 fleet.serving.remove(name)
                 fleet.stopping.add(name)
 
-    async def _start(self, pool: PoolReply) -> None:
+    async def _start(self, pool: PoolReply) -> bool:
+        """Whether that could be begun; a start that fails is one of those in a row."""
         name = names_from(self._settings.prefix, [*self._named, *(each.name for each in pool.workers)])
         self._named.append(name)
         self.fleet.starting[name] = self._clock.monotonic()
-        await self._actuator.start(name)
+        try:
+            await self._actuator.start(name)
+        except RunFailed as error:
+            del self.fleet.starting[name]
+            self._fail([name], f"could not be started: {error}")
+            return False
+        return True
 
     async def _stop(self, name: str) -> bool:
         """Whether that could be begun; if not, the worker is as it was, and the next turn may try again."""
@@ -181,6 +189,8 @@ class Autoscaler:
     def _fail(self, names: Sequence[str], why: str) -> None:
         for name in names:
             self._failures += 1
-            log.warning("worker_failed name=%s %s", name, why)
+            known = self._actuator.words(name)
+            said = f"{why}: {known}" if known else why
+            log.warning("worker_failed name=%s %s", name, said)
             if self._failures == FAILURES:
-                raise RunFailed(f"{FAILURES} workers in a row could not be had: {name} {why}")
+                raise RunFailed(f"{FAILURES} workers in a row could not be had: {name} {said}")

@@ -16,6 +16,7 @@ from astraflow.run.config import load_config
 from astraflow.run.layout import RunFolder
 from astraflow.run.logs import configure_logging
 from astraflow.run.over import stored_state
+from astraflow.run.stores import require_region
 from astraflow.wire.calls import Role
 from astraflow.wire.client import HttpDataflow
 from astraflow.wire.names import require_name
@@ -35,6 +36,8 @@ class AutoscaleOptions:
         if (self.start is None) is not (self.stop is None):
             raise ConfigError("--start and --stop belong together: give both or neither")
         require_name(self.prefix, "--prefix")
+        if self.region:
+            require_name(self.region, "--region")
 
 
 async def serve_autoscale(run: str, options: AutoscaleOptions, *, say: Callable[[str], None]) -> int:
@@ -71,6 +74,7 @@ def _actuator(run: str, url: str, options: AutoscaleOptions) -> Actuator:
     folder = RunFolder(Path(run).resolve())
     recipe = load_config(folder.path).recipe
     region = options.region or (recipe.regions[0] if recipe.regions else "")
+    require_region(recipe, region)
     arguments = ["rollout", "--run-dir", str(folder.path), "--dataflow", url]
     arguments += ["--region", region] if region else []
     arguments += ["--ca", str(options.ca.resolve())] if options.ca is not None else []

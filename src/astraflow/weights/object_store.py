@@ -9,12 +9,14 @@ is checked by SHA-256 all the same. A read that is cut goes on where it broke; a
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import AsyncIterator, Collection
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, BinaryIO
+from urllib.parse import unquote
 
 import obstore
 from obstore.exceptions import BaseError, NotFoundError, PermissionDeniedError, UnauthenticatedError
@@ -67,13 +69,17 @@ class ObjectStore:
     @classmethod
     def open(cls, url: str, *, owner: bool = False, rate: ByteRate | None = None) -> ObjectStore:
         """By URL. Raises ConfigError in one sentence if it cannot be one."""
-        scheme = url.partition("://")[0]
+        scheme, _, path = url.partition("://")
         if scheme not in SCHEMES or "://" not in url:
             raise ConfigError(
                 f"a weight store's URL must begin with one of {', '.join(SCHEMES)}://, found {url[:80]!r}"
             )
         options: dict[str, Any] = {}
         if scheme == "file":
+            if os.path.normpath(f"/{unquote(path)}").strip("/") == "":
+                raise ConfigError(
+                    f"weight store {url[:80]!r} is the root of the file system: name a folder, file:///..."
+                )
             options = {"mkdir": True}
         else:
             options = {
@@ -124,24 +130,24 @@ class ObjectStore:
         return True
 
     async def collect(self, keep: Collection[str], *, spare_s: float = 0.0) -> int:
-        """Only weight files below the prefix are ever looked at."""
+        """Only weight files directly below the prefix are ever looked at: deeper ones may be another run's."""
         if not self._owner:
             return 0
         now = self._clock.monotonic()
         seen, self._unwanted = self._unwanted, {}
         doomed: list[tuple[str, Any]] = []
         try:
-            async for batch in obstore.list(self._bucket, prefix=self._prefix):
-                for meta in batch:
-                    name = str(meta["path"]).rpartition("/")[2]
-                    if not name.endswith(SUFFIX) or name.removesuffix(SUFFIX) in keep:
-                        continue
-                    mark, since = seen.get(name, (meta["last_modified"], now))
-                    since = since if mark == meta["last_modified"] else now  # put again: wanted again
-                    if now - since >= self._grace_s + spare_s:
-                        doomed.append((str(meta["path"]), meta["last_modified"]))
-                    else:
-                        self._unwanted[name] = (meta["last_modified"], since)
+            listed = await obstore.list_with_delimiter_async(self._bucket, prefix=self._prefix)
+            for meta in listed["objects"]:
+                name = str(meta["path"]).rpartition("/")[2]
+                if not name.endswith(SUFFIX) or name.removesuffix(SUFFIX) in keep:
+                    continue
+                mark, since = seen.get(name, (meta["last_modified"], now))
+                since = since if mark == meta["last_modified"] else now  # put again: wanted again
+                if now - since >= self._grace_s + spare_s:
+                    doomed.append((str(meta["path"]), meta["last_modified"]))
+                else:
+                    self._unwanted[name] = (meta["last_modified"], since)
             old = [key for key, mark in doomed if await self._is_still(key, mark)]
             if old:
                 await obstore.delete_async(self._bucket, old)

@@ -29,6 +29,8 @@ class PoolWorker(Record, frozen=True, kw_only=True):
     """Why it serves nothing; empty: it serves."""
     metrics: dict[str, float] = {}
     """Its counters of weights and relays."""
+    stale: str = ""
+    """By how much its weights are older than the staleness bound; empty: they are not."""
 
 
 class PoolTarget(Record, frozen=True, kw_only=True):

@@ -93,7 +93,7 @@ def test_who_is_gone_told_to_leave_or_serves_something_else() -> None:
         assert pool(rig).target.workers == 0
 
 
-def test_weights_that_are_too_old_are_no_service() -> None:
+def test_weights_that_are_too_old_are_named_and_no_reason_not_to_serve() -> None:
     with Rig(spec(max_staleness=1)) as rig:
         epoch = rig.resume()
         rig.lease(0)
@@ -101,8 +101,19 @@ def test_weights_that_are_too_old_are_no_service() -> None:
             report(rig, versions={"p": 0})
             found = worker(rig)
             assert found.lag == {"p": lag}
-            assert ("are 2 versions old" in found.reason) is (lag == 2)
+            assert ("are 2 versions old" in found.stale) is (lag == 2)
+            assert found.reason == "" and pool(rig).target.workers == 1
             rig.step(epoch)
+
+
+def test_who_waits_for_weights_serves_while_it_holds_leases() -> None:
+    with Rig(spec()) as rig:
+        rig.lease(0)
+        report(rig, doing="weights", why="p version 3")
+        assert worker(rig).reason == "waits for weights: p version 3"
+        rig.leases(1)
+        report(rig, doing="weights", why="p version 3")
+        assert worker(rig).reason == "" and pool(rig).target.workers == 1
 
 
 def test_rates_are_differences_of_counters_over_the_last_minute() -> None:
@@ -145,7 +156,9 @@ def test_staleness_of_what_each_worker_sent() -> None:
 # ── how many ──
 
 
-def beat(rig: Rig, seconds: float, *, waited: float, active: float, names: tuple[str, ...] = ("w",)) -> None:
+def beat(
+    rig: Rig, seconds: float, *, waited: float, active: float, names: tuple[str, ...] = ("w",), **fields: Any
+) -> None:
     """Heartbeats in which the trainer waits and the workers play for these shares of the time."""
     now = rig.clock.monotonic()
     total = getattr(rig, "waited", 0.0)
@@ -154,7 +167,7 @@ def beat(rig: Rig, seconds: float, *, waited: float, active: float, names: tuple
         rig.advance(2)
         total, busy = total + 2 * waited, busy + 2 * active
         for name in names:
-            report(rig, name, metrics={"playing/active_s": busy})
+            report(rig, name, metrics={"playing/active_s": busy}, **fields)
         said = m.ComponentReport(doing="steps", metrics={"wait_s/batch": total})
         rig.go(rig.flow.report(m.ReportRequest(component="trainer", name="t-p", incarnation="t", report=said)))
     rig.waited, rig.busy = total, busy  # type: ignore[attr-defined]
@@ -179,6 +192,31 @@ def test_a_starving_trainer_asks_for_more_and_a_change_begins_the_measurement_an
         rig.lease(0, worker="v")
         beat(rig, 6, waited=0.0, active=1.0, names=("w", "v"))
         assert pool(rig).target.action == HOLD and pool(rig).target.workers == 2
+
+
+def test_a_worker_that_flaps_around_the_staleness_bound_is_measured_all_the_time() -> None:
+    with Rig(spec(max_staleness=1)) as rig:
+        epoch = rig.resume()
+        rig.lease(0)
+        beat(rig, 2, waited=0.4, active=1.0)
+        rig.step(epoch)
+        rig.step(epoch)
+        for versions in ({"p": 0}, {"p": 2}, {"p": 0}, {"p": 2}, {"p": 0}):
+            beat(rig, 4, waited=0.4, active=1.0, versions=versions)
+        found = pool(rig).target
+        assert worker(rig).stale and (found.action, found.workers, found.target) == (GROW, 1, 2)
+
+
+def test_while_nothing_is_measured_it_says_why() -> None:
+    with Rig(spec()) as rig:
+        rig.resume()
+        rig.lease(0)
+        beat(rig, 20, waited=0.0, active=1.0)
+        rig.lease(0, worker="v")
+        beat(rig, 2, waited=0.0, active=1.0, names=("w", "v"))
+        found = pool(rig).target
+        assert (found.action, found.wait) == (HOLD, None)
+        assert found.reason == "not measured yet: the same workers must have served for 10 s"
 
 
 def test_a_wait_that_is_going_on_counts() -> None:
@@ -222,6 +260,7 @@ def test_no_trainer_no_decision() -> None:
             rig.advance(2)
             report(rig)
         assert (pool(rig).target.action, pool(rig).target.wait) == (HOLD, None)
+        assert pool(rig).target.reason == "no trainer is there to be measured"
 
 
 def test_a_meter_without_readings_knows_nothing() -> None:
@@ -293,6 +332,9 @@ def test_the_table() -> None:
     assert "does not serve: dead" in lines[3]
     assert lines[4] == "1 workers serve, 2 should (grow: the trainer waits 40% of its time)"
     assert len(lines) == 5
+    stale = msgspec.structs.replace(busy, stale="its weights of p are 2 versions old", metrics={})
+    lines = pool_lines(m.PoolReply(run="r", state="running", workers=(stale,), target=target))
+    assert "2:5 10:1" in lines[2] and lines[2].endswith("  its weights of p are 2 versions old")
     took = {
         "weights/bytes": 9e9, "weights/bytes/origin": 1e6, "weights/bytes/relay": 2e5, "weights/download_s": 0.4,
         "weights/decode_s": 0.1, "weights/load_s": 0.25, "weights/attest_s": 0.05, "weights/pause_s": 0.003,

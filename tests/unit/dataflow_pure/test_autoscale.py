@@ -71,6 +71,19 @@ def test_a_trainer_that_only_waits_asks_for_a_bounded_number() -> None:
     assert (found.action, found.workers) == (GROW, 20)
 
 
+@pytest.mark.parametrize(
+    ("trains", "span_s", "reason"),
+    [
+        (False, 90.0, "no trainer is there to be measured"),
+        (True, 0.0, "not measured yet: the same workers must have served for 60 s"),
+        (True, 90.0, "not measured yet: the trainer was not there for all of the last 90 s"),
+    ],
+)
+def test_why_nothing_is_measured(trains: bool, span_s: float, reason: str) -> None:
+    found = decide(Scaling(), Measured(workers=1, span_s=span_s, trains=trains))
+    assert (found.action, found.reason) == (HOLD, reason)
+
+
 @given(SCALING, MEASURED)
 def test_limits_hold_whatever_is_measured(law: Scaling, measured: Measured) -> None:
     found = decide(law, measured)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -14,10 +15,11 @@ import pytest
 from astraflow.errors import ConfigError, RunFailed, Unavailable
 from astraflow.run.actuators import Commands, LocalProcesses, names_from
 from astraflow.run.autoscaler import Autoscaler, AutoscalerSettings, Fleet, Steps, steps
+from astraflow.run.recipe import Recipe
 from astraflow.run.serve_autoscale import AutoscaleOptions, serve_autoscale
 from astraflow.testing.virtual_clock import ManualClock
 from astraflow.wire.messages import PoolReply, PoolTarget, PoolWorker
-from astraflow.wire.tokens import ENVIRONMENT
+from astraflow.wire.tokens import ENVIRONMENT, Tokens
 
 SETTINGS = AutoscalerSettings(poll_s=0.01, start_s=100.0)
 
@@ -29,10 +31,15 @@ class Counting:
         self.started: list[str] = []
         self.stopped: list[str] = []
         self.gone: list[str] = []
+        self.broken: list[str] = []
+        """Why the next starts fail."""
+        self.said: dict[str, str] = {}
         self.closed = False
 
     async def start(self, name: str) -> None:
         self.started.append(name)
+        if self.broken:
+            raise RunFailed(self.broken.pop(0))
 
     async def stop(self, name: str) -> None:
         self.stopped.append(name)
@@ -40,6 +47,9 @@ class Counting:
     def ended(self) -> Sequence[str]:
         found, self.gone = self.gone, []
         return found
+
+    def words(self, name: str) -> str:
+        return self.said.get(name, "")
 
     async def close(self) -> None:
         self.closed = True
@@ -140,9 +150,32 @@ def test_three_that_never_serve_end_it_with_a_reason() -> None:
             clock.advance(101)
         await auto.turn(pool("grow", 1))
         assert actuator.stopped == ["auto-0", "auto-1"]
-        actuator.gone = ["auto-2"]
-        with pytest.raises(RunFailed, match="3 workers in a row could not be had: auto-2 ended before it served"):
+        actuator.gone, actuator.said = ["auto-2"], {"auto-2": "no such model (log: /r/auto-2.log)"}
+        with pytest.raises(RunFailed) as caught:
             await auto.turn(pool("grow", 1))
+        why = "auto-2 ended before it served: no such model (log: /r/auto-2.log)"
+        assert str(caught.value) == f"3 workers in a row could not be had: {why}"
+
+    asyncio.run(scenario())
+
+
+def test_a_start_that_fails_is_one_of_three_in_a_row_and_ends_nothing_alone() -> None:
+    async def scenario() -> None:
+        actuator = Counting()
+        auto = scaler(actuator)
+        actuator.broken = ["no quota", "no quota"]
+        for _ in range(2):
+            await auto.turn(pool("grow", 4))  # one a turn: what is over in a moment ends nothing
+            assert auto.fleet == Fleet()
+        await auto.turn(pool("grow", 1))
+        await auto.turn(pool("hold", 1, "auto-2"))
+        actuator.broken = ["no quota"] * 3
+        for _ in range(2):
+            await auto.turn(pool("grow", 2, "auto-2"))
+        with pytest.raises(
+            RunFailed, match="3 workers in a row could not be had: auto-5 could not be started: no quota"
+        ):
+            await auto.turn(pool("grow", 2, "auto-2"))
 
     asyncio.run(scenario())
 
@@ -303,6 +336,9 @@ def test_local_processes_start_end_and_say_so(tmp_path: Path) -> None:
             while not (gone := actuator.ended()):  # noqa: ASYNC110 - a process that ended tells nobody
                 await asyncio.sleep(0.05)
         assert list(gone) == ["auto-0"]
+        said = actuator.words("auto-0")
+        assert "no verb" in said and said.endswith(f"(log: {tmp_path / 'auto-0.log'})"), said
+        assert actuator.words("auto-1") == ""
         await actuator.stop("auto-0")
         await actuator.close()
         assert "no verb" in (tmp_path / "auto-0.log").read_text()
@@ -318,9 +354,22 @@ def test_options_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         AutoscaleOptions(start="x {name}")
     with pytest.raises(Exception, match="prefix"):
         AutoscaleOptions(prefix="a b")
+    with pytest.raises(Exception, match="--region"):
+        AutoscaleOptions(region="a b")
     with pytest.raises(ConfigError, match="poll_s"):
         AutoscalerSettings(poll_s=0)
     with pytest.raises(ConfigError, match="need the run folder"):
         asyncio.run(serve_autoscale("http://127.0.0.1:1", AutoscaleOptions(), say=print))
     with pytest.raises(ConfigError, match="no run folder"):
         asyncio.run(serve_autoscale(str(tmp_path), AutoscaleOptions(), say=print))
+
+
+def test_a_region_that_the_recipe_does_not_name_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe_with: Callable[..., Recipe]
+) -> None:
+    resolved = SimpleNamespace(recipe=recipe_with(regions=("home", "eu")))
+    monkeypatch.setattr("astraflow.run.serve_autoscale.load_config", lambda _: resolved)
+    monkeypatch.setattr("astraflow.run.serve_autoscale.address", lambda _: ("http://127.0.0.1:1", "token"))
+    monkeypatch.setattr(Tokens, "read", lambda _: SimpleNamespace(of=lambda _: "token"))
+    with pytest.raises(ConfigError, match="region 'mars' is none of this recipe's: say --region with one of home, eu"):
+        asyncio.run(serve_autoscale(str(tmp_path), AutoscaleOptions(region="mars"), say=print))

@@ -86,13 +86,49 @@ def test_a_worker_is_met_when_it_serves_a_version(tmp_path: Path, monkeypatch: p
             run.meet("us")
 
 
-def test_the_example_of_regions_says_what_it_needs(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def the_example(repo: Path) -> Any:
     spec = importlib.util.spec_from_file_location("cross_region", repo / "examples" / "cross_region.py")
     assert spec is not None and spec.loader is not None
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
+    return example
+
+
+def test_the_example_of_regions_says_what_it_needs(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    example = the_example(repo)
     monkeypatch.setattr(hosts.os, "geteuid", lambda: 1000)
     monkeypatch.setattr(sys, "argv", ["cross_region.py"])
     with pytest.raises(SystemExit, match="cannot run here: it needs root, for network namespaces"):
         example.main()
     assert example.recipe().regions == ("home", "eu", "us")
+
+
+@pytest.mark.parametrize(
+    ("given", "ends", "words"),
+    [
+        (("--steps", "-3"), None, "--steps must be 1 or more, found -3"),
+        (("--cut-s", "nan"), None, "--cut-s must be in [0, 900] s, found nan"),
+        ((), RunFailed("trainer-main ended with 1"), "cross_region.py: trainer-main ended with 1"),
+        ((), KeyboardInterrupt(), "cross_region.py: interrupted"),
+    ],
+)
+def test_the_example_of_regions_ends_with_a_sentence(
+    repo: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    given: Sequence[str],
+    ends: BaseException | None,
+    words: str,
+) -> None:
+    example = the_example(repo)
+
+    def play(*_: object) -> None:
+        assert ends is not None, "refused before anything starts"
+        raise ends
+
+    monkeypatch.setattr(example, "missing", lambda: "")
+    monkeypatch.setattr(example, "play", play)
+    monkeypatch.setattr(sys, "argv", ["cross_region.py", *given])
+    with pytest.raises(SystemExit) as caught:
+        example.main()
+    assert words in f"{capsys.readouterr().err}{caught.value}" and caught.value.code != 0
