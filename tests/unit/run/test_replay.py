@@ -400,11 +400,12 @@ def test_replaying_groups_takes_fewer_episodes_for_a_step() -> None:
 # ── what is not there any more ──
 
 
-def test_pruned_groups_are_rebuilt_from_their_scores_and_decide_the_same() -> None:
-    with Rig(spec_of("greso", policies=2)) as rig:
+@pytest.mark.parametrize("name", ["greso", "pods"])
+def test_pruned_groups_are_rebuilt_from_their_scores_and_decide_the_same(name: str) -> None:
+    with Rig(spec_of(name, policies=2)) as rig:
         Player(rig, 5).play(400)
         rig.db.run("DELETE FROM payloads WHERE group_id % 2 = 0")
-        again = rerun(rig, spec_of("greso", policies=2))
+        again = rerun(rig, spec_of(name, policies=2))
         assert compared(again).same
         assert again.record.rebuilt and all(group % 2 == 0 for group in again.record.rebuilt)
 
