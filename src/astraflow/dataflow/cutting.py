@@ -6,9 +6,9 @@ from functools import partial
 
 from astraflow.algorithms.base import Replay, StepPace
 from astraflow.dataflow.cut import build_rows
-from astraflow.dataflow.ledger import Ledger
+from astraflow.dataflow.ledger import Ledger, Unchosen
 from astraflow.dataflow.settle import asked
-from astraflow.dataflow.starving import fed, smaller_batch, waits_words
+from astraflow.dataflow.starving import CHOSE_NONE, fed, smaller_batch, waits_words
 from astraflow.errors import RunFailed
 from astraflow.observe.waits import WaitReason
 from astraflow.wire import messages as m
@@ -25,6 +25,7 @@ def try_batch(ledger: Ledger, now: float, request: m.BatchRequest, *, heard: boo
         return m.BatchReply(finished=True, reason=WaitReason.FINISHED)
     batch = ledger.batches.head(policy)
     held = batch is None and not _may_step(ledger, policy)
+    ledger.unchosen.pop(policy, None)
     if batch is None and not held:
         batch = _cut(ledger, now, policy)
     if batch is None:
@@ -87,7 +88,19 @@ def _pick(ledger: Ledger, now: float, policy: str) -> list[tuple[int, int]]:
         what = f"{type(select).__name__}.pick for policy {policy}"
         fresh, again = asked(what, partial(select.pick, ready, need=need, oldest_open=oldest)), []
     picked = [*fresh, *again]
+    if not picked:
+        _note_unchosen(ledger, policy, what, need=need, ready=len(ready), oldest=oldest)
     known = all(uses.get(group) == 0 for group in fresh) and all(uses.get(group, 0) > 0 for group in again)
     if picked and (len(picked) != need or len(set(picked)) != need or not known):
         raise RunFailed(f"{what} must answer {need} of the {len(uses)} ready groups or none, found {picked}")
     return [(group, uses[group]) for group in picked]
+
+
+def _note_unchosen(ledger: Ledger, policy: str, what: str, *, need: int, ready: int, oldest: int | None) -> None:
+    """Select had enough to choose from: that there is no batch is its own answer."""
+    replays = isinstance(ledger.spec.pipeline.select, Replay)
+    again = ledger.groups.rooms()[policy].replayed_groups if replays else 0
+    if ready and ready >= need - again:
+        asked_of = what.partition(" for policy ")[0]
+        words = f"{asked_of} {CHOSE_NONE} {ready} kept groups"
+        ledger.unchosen[policy] = Unchosen(words=words, waits=oldest is not None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -41,6 +42,14 @@ FORGIVEN = "forgiven_failures"
 """Key of how many failures in user code there were when the operator let the run go on: they count no more."""
 
 
+class Unchosen(NamedTuple):
+    """An answer of Select that is no batch."""
+
+    words: str
+    waits: bool
+    """It was told of an open group, and may hold back for that one."""
+
+
 class StoredState(msgspec.Struct):
     """State of the data algorithms, as written with the decision that changed it."""
 
@@ -62,6 +71,8 @@ class Ledger:
         self.counts = Counts(self.store)
         self.exhausted = False
         """Curate had no task when it was last asked."""
+        self.unchosen: dict[str, Unchosen] = {}
+        """By policy: Select had a whole batch to choose from when it was last asked, and chose none."""
         self.started_at = 0.0
         """When this process began to serve."""
         self.time_text: Callable[[float], str] = lambda at: f"{at:.0f} s"

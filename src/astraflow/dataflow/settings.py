@@ -101,7 +101,8 @@ class Limits:
     """The run stops when its first episodes all fail in user code or by their time limit."""
     batch_failures: int = 3
     starved_after_s: float = 600.0
-    """How long no worker may serve what the run needs, and no trainer a batch, before that is an error."""
+    """How long no worker may serve what the run needs, no trainer a batch, and Select choose none of the kept groups,
+    before that is an error."""
     hung_after_s: float = 60.0
     """How long a process of the launcher may live unheard of (worker and trainer: from when they count as dead), before
     it is ended and started again."""

@@ -13,6 +13,7 @@ from astraflow.dataflow.settle import TOO_FEW
 
 NOBODY = "no worker served it"
 NO_TRAINER = "no trainer of it was heard of"
+CHOSE_NONE = "chose none of the"
 
 
 def starve(ledger: Ledger, now: float, policy: str, cause: str, *, hopeless: bool = False) -> bool:
@@ -108,6 +109,19 @@ def starve_untrained(ledger: Ledger, now: float, policy: str, for_s: float) -> N
         ledger.stop(now, "Starved", sentence)
 
 
+def starve_unchosen(ledger: Ledger, now: float, policy: str, for_s: float) -> None:
+    """Select has a whole batch and takes none of it: no smaller one helps, and only ``wait`` has another answer to hope
+    for."""
+    limit = ledger.spec.limits.starved_after_s
+    cause = f"{ledger.unchosen[policy].words} for {for_s:.0f} s (limit {limit:g} s)"
+    head = no_batch(ledger, policy, cause)
+    sentence = f"{head}; {lacks(ledger, now, policy)}"
+    if ledger.spec.limits.when_starved == "wait":
+        _note(ledger, now, policy, head, sentence)
+    else:
+        ledger.stop(now, "Starved", sentence)
+
+
 def served(ledger: Ledger) -> None:
     """There is a worker again: whoever was told to wait for one need not be told any more."""
     for policy in ledger.policies.trainable:
@@ -117,6 +131,11 @@ def served(ledger: Ledger) -> None:
 def trained(ledger: Ledger, policy: str) -> None:
     """There is a trainer again, or nothing for one to do."""
     _unsay(ledger, policy, NO_TRAINER)
+
+
+def chosen(ledger: Ledger, policy: str) -> None:
+    """Select has chosen, or has something to wait for."""
+    _unsay(ledger, policy, CHOSE_NONE)
 
 
 def _unsay(ledger: Ledger, policy: str, cause: str) -> None:
@@ -137,7 +156,9 @@ def starved_words(ledger: Ledger, policy: str) -> str | None:
 
 def waits_words(ledger: Ledger, now: float, policy: str) -> str:
     """What its next batch waits for now, and why that is no wait like others, where there is a diagnosis."""
-    return "; ".join(filter(None, [starved_words(ledger, policy), lacks(ledger, now, policy)]))
+    said, unchosen = starved_words(ledger, policy), ledger.unchosen.get(policy)
+    choice = unchosen.words if unchosen is not None and CHOSE_NONE not in (said or "") else None
+    return "; ".join(filter(None, [said, choice, lacks(ledger, now, policy)]))
 
 
 def _note(ledger: Ledger, now: float, policy: str, head: str, sentence: str) -> None:

@@ -9,7 +9,7 @@ from astraflow.dataflow.components import ROLLOUT
 from astraflow.dataflow.diagnosis import serves, workers_words
 from astraflow.dataflow.episodes import SUPERVISED_DONE
 from astraflow.dataflow.ledger import FORGIVEN, Ledger
-from astraflow.dataflow.starving import NOBODY, served, starve, starve_untrained, trained
+from astraflow.dataflow.starving import NOBODY, chosen, served, starve, starve_unchosen, starve_untrained, trained
 from astraflow.dataflow.sweeps import HEARD_AGAIN
 
 Rooms = Mapping[str, PolicyRoom]
@@ -25,14 +25,22 @@ class Watchdog:
         self._served_at = now
         self._trained_at: dict[str, float] = {}
         """By policy, when it was last seen to have a trainer, or no need of one."""
+        self._chosen_at: dict[str, float] = {}
+        """By policy, when Select was last seen to have chosen, or to have something to wait for."""
 
     def look(self, now: float) -> bool:
         """True if something was done: whoever waits must ask again."""
         ledger = self._ledger
         if ledger.state != "running":
+            self._chosen_at.clear()
             return False
         rooms = ledger.groups.rooms()
-        return self._nobody_serves(now, rooms) or self._nobody_trains(now, rooms) or self._tasks_used_up(now, rooms)
+        return (
+            self._nobody_serves(now, rooms)
+            or self._nobody_trains(now, rooms)
+            or self._none_chosen(now, rooms)
+            or self._tasks_used_up(now, rooms)
+        )
 
     def _nobody_trains(self, now: float, rooms: Rooms) -> bool:
         """A policy has a whole batch, and its trainer is dead or never came."""
@@ -49,6 +57,24 @@ class Watchdog:
             if now - since >= ledger.spec.limits.starved_after_s:
                 self._trained_at[policy], acted = now, True
                 starve_untrained(ledger, now, policy, now - since)
+        return acted
+
+    def _none_chosen(self, now: float, rooms: Rooms) -> bool:
+        """Select takes none of a whole batch, and no open group is there that it could hold back for. Where Pace holds
+        a policy back, Select is not asked."""
+        ledger, acted = self._ledger, False
+        again = float(ledger.store.get(HEARD_AGAIN) or 0.0)
+        alive = {policy for (policy,) in ledger.store.all(WITH_TRAINER)} if ledger.unchosen else set()
+        for policy in rooms:
+            unchosen = ledger.unchosen.get(policy)
+            if unchosen is None or unchosen.waits or policy not in alive:
+                self._chosen_at[policy] = now
+                chosen(ledger, policy)
+                continue
+            since = max(self._chosen_at.setdefault(policy, now), again)
+            if now - since >= ledger.spec.limits.starved_after_s:
+                self._chosen_at[policy], acted = now, True
+                starve_unchosen(ledger, now, policy, now - since)
         return acted
 
     def _nobody_serves(self, now: float, rooms: Rooms) -> bool:

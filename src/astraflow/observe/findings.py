@@ -31,7 +31,7 @@ class Symptoms:
     steps: int = 0
     """Committed."""
     groups: int = 0
-    """Judged: kept or trained, or dropped for want of signal."""
+    """Judged: kept, whatever became of their batch, or dropped for want of signal."""
     flat: Mapping[str, int] = field(default_factory=dict)
     """Of them, those without variance, by where everyone was: ``lowest``, ``highest`` or ``between`` of the rewards
     that the run has seen, ``only`` where it has seen a single one, ``alone`` where nobody had anyone to be compared
@@ -42,7 +42,7 @@ class Symptoms:
     """Beside ``groups``: went stale, were never trained."""
     trained_tokens: int = 0
     masked_tokens: Mapping[str, int] = field(default_factory=dict)
-    """In trained groups, by reason."""
+    """In the groups of batches that ended, by reason."""
     batches: int = 0
     """Ended: committed or dropped."""
     skipped: Mapping[str, int] = field(default_factory=dict)

@@ -21,6 +21,10 @@ NO_SIGNAL = ("zero_variance", "no_baseline", "zero_advantage", "no_signal")
 """Reasons of Keep for want of signal, and that of a batch that had none."""
 NOT_JUDGED = ("surplus", "too_few", "not_played", "rolled_back", "non_finite")
 """Drops that say nothing of the group: of episodes that failed, of the queue, of other groups in the batch."""
+ENDED = "policy = ?1 AND state IN ('committed', 'dropped') AND COALESCE(reason, '') <> 'rolled_back'"
+"""Batches of the policy that count."""
+OF_A_BATCH = "(p.batch IS NOT NULL AND COALESCE(p.reason, '') <> 'rolled_back')"
+"""Kept when it was judged, and cut; what became of the batch says nothing of it."""
 
 
 def symptoms_of(run: RunFolder) -> list[Symptoms]:
@@ -63,8 +67,7 @@ def _symptoms(db: sqlite3.Connection, policy: str, max_staleness: int) -> Sympto
     groups, flat, stale = _groups(db, policy)
     trained, masked = _tokens(db, policy)
     ended = db.execute(
-        "SELECT reason FROM batches WHERE policy = ? AND state IN ('committed', 'dropped') "
-        "AND COALESCE(reason, '') <> 'rolled_back' ORDER BY id DESC LIMIT ?",
+        f"SELECT reason FROM batches WHERE {ENDED} ORDER BY id DESC LIMIT ?2",
         (policy, RECENT_STEPS),
     ).fetchall()
     given_up = dict(
@@ -94,7 +97,8 @@ def _symptoms(db: sqlite3.Connection, policy: str, max_staleness: int) -> Sympto
 
 
 def _groups(db: sqlite3.Connection, policy: str) -> tuple[int, dict[str, int], int]:
-    """Judged groups, those without variance by where their reward lies, and groups that went stale; recent ones."""
+    """Judged groups, whatever became of their batch, those without variance by where their reward lies, and groups that
+    went stale; recent ones."""
     lowest, highest = db.execute(
         "SELECT MIN(score), MAX(score) FROM episodes WHERE lane = 0 AND state = 'done' AND supervised = 0"
     ).fetchone()
@@ -102,7 +106,7 @@ def _groups(db: sqlite3.Connection, policy: str) -> tuple[int, dict[str, int], i
     rows = db.execute(
         "SELECT p.state, p.reason, p.reward, p.verdict FROM group_policy p JOIN groups g ON g.id = p.group_id "
         "WHERE p.policy = ? AND g.purpose = 'train' AND g.supervised = 0 AND (p.state IN ('kept', 'batched', "
-        f"'trained', 'stale') OR p.reason IN ({reasons})) ORDER BY p.group_id DESC LIMIT ?",
+        f"'trained', 'stale') OR p.reason IN ({reasons}) OR {OF_A_BATCH}) ORDER BY p.group_id DESC LIMIT ?",
         (policy, *NO_SIGNAL, RECENT_GROUPS),
     ).fetchall()
     stale = sum(state == "stale" for state, *_ in rows)
@@ -118,12 +122,13 @@ def _left_out(db: sqlite3.Connection, policy: str) -> dict[str, int]:
     """Groups that Keep dropped otherwise than for want of signal, by reason; of the recent ones that it judged."""
     unjudged = ", ".join("?" * len(NOT_JUDGED))
     rows = db.execute(
-        "SELECT p.state, p.reason FROM group_policy p JOIN groups g ON g.id = p.group_id WHERE p.policy = ? AND "
-        "g.purpose = 'train' AND g.supervised = 0 AND p.state IN ('kept', 'batched', 'trained', 'stale', 'dropped') "
-        f"AND COALESCE(p.reason, '') NOT IN ({unjudged}) ORDER BY p.group_id DESC LIMIT ?",
+        "SELECT p.state = 'dropped' AND p.batch IS NULL, p.reason FROM group_policy p "
+        "JOIN groups g ON g.id = p.group_id WHERE p.policy = ? AND g.purpose = 'train' AND g.supervised = 0 "
+        "AND p.state IN ('kept', 'batched', 'trained', 'stale', 'dropped') "
+        f"AND (COALESCE(p.reason, '') NOT IN ({unjudged}) OR {OF_A_BATCH}) ORDER BY p.group_id DESC LIMIT ?",
         (policy, *NOT_JUDGED, RECENT_GROUPS),
     ).fetchall()
-    return _counted(reason for state, reason in rows if state == "dropped" and reason not in NO_SIGNAL)
+    return _counted(reason for left_out, reason in rows if left_out and reason not in NO_SIGNAL)
 
 
 def _is_flat(reason: str | None, verdict: bytes | None) -> bool:
@@ -142,16 +147,17 @@ def _place(reason: str | None, reward: float | None, lowest: float | None, highe
 
 
 def _tokens(db: sqlite3.Connection, policy: str) -> tuple[int, dict[str, int]]:
-    """Of the groups trained in the recent steps: tokens with a gradient, and without one by reason."""
+    """Of the groups in recent steps, and in recent batches that made none: tokens with a gradient, and without one by
+    reason."""
     rows = db.execute(
-        "SELECT s.state, COALESCE(s.mask, 'unknown'), SUM(s.tokens) FROM samples s JOIN group_policy p "
-        "ON p.group_id = s.group_id AND p.policy = s.policy WHERE s.policy = ? AND p.state = 'trained' AND "
-        "p.version > (SELECT version FROM policies WHERE name = ?) - ? AND s.state IN ('trained', 'masked') "
-        "GROUP BY 1, 2",
-        (policy, policy, RECENT_STEPS),
+        "SELECT s.mask, SUM(s.tokens) FROM samples s JOIN group_policy p ON p.group_id = s.group_id AND "
+        "p.policy = s.policy WHERE s.policy = ?1 AND ((p.state = 'trained' AND "
+        "p.version > (SELECT version FROM policies WHERE name = ?1) - ?2) OR (p.state = 'dropped' AND p.batch IN "
+        f"(SELECT id FROM batches WHERE {ENDED} ORDER BY id DESC LIMIT ?2))) GROUP BY 1",
+        (policy, RECENT_STEPS),
     ).fetchall()
-    trained = sum(tokens for state, _, tokens in rows if state == "trained")
-    return trained, {reason: tokens for state, reason, tokens in rows if state == "masked"}
+    masked = {reason: tokens for reason, tokens in rows if reason is not None}
+    return sum(tokens for reason, tokens in rows if reason is None), masked
 
 
 def _series(db: sqlite3.Connection, policy: str) -> dict[str, list[float]]:

@@ -7,9 +7,12 @@ from collections.abc import Sequence
 
 import pytest
 
+from astraflow.algorithms.base import ReadyGroup
 from astraflow.algorithms.curate import Shuffled
 from astraflow.algorithms.keep import DropZeroVariance
+from astraflow.algorithms.pace_rounds import Sync
 from astraflow.algorithms.select import EarliestDeadline
+from astraflow.algorithms.select_replay import WithReplay
 from astraflow.dataflow.settings import EvalSpec, Limits, PolicySpec
 from astraflow.dataflow.starving import NO_TRAINER
 from astraflow.errors import ConfigError, Starved
@@ -375,6 +378,103 @@ def test_a_pause_of_dataflow_is_not_the_trainers_absence() -> None:
         rig.pause(500)
         rig.renew()
         assert rig.service.ledger.state == "running"
+
+
+# ── nobody chooses ──
+
+
+class BadSelect:
+    """Never has a batch."""
+
+    def pick(self, ready: Sequence[ReadyGroup], *, need: int, oldest_open: int | None) -> list[int]:
+        return []
+
+
+def asks(rig: Rig, epoch: int, seconds: int, policy: str = "p") -> None:
+    """A worker and a trainer live, and the trainer asks again and again."""
+    for _ in range(seconds // 5):
+        rig.advance(5)
+        rig.renew()
+        if rig.service.ledger.state == "running":
+            rig.batch(epoch, policy)
+
+
+@pytest.mark.parametrize("action", ["stop", "smaller_batch"])
+def test_a_select_that_never_chooses_is_named_at_once_and_is_a_diagnosis_later(action: str) -> None:
+    with starved_rig(action, groups_per_batch=1, select=BadSelect()) as rig:
+        epoch = rig.resume()
+        rig.play_groups(2)
+        assert (
+            rig.batch(epoch).why
+            == waits(rig)
+            == "BadSelect.pick chose none of the 2 kept groups; 2/1 groups kept, 0 open"
+        )
+        asks(rig, epoch, 55)
+        assert rig.service.ledger.state == "running"
+        asks(rig, epoch, 15)
+        assert re.fullmatch(
+            r"no batch for policy p since \d\d:\d\d:\d\d: BadSelect.pick chose none of the 2 kept groups for 6\d s "
+            r"\(limit 60 s\); 2/1 groups kept, 0 open",
+            error(rig),
+        )
+
+
+def test_wait_for_a_select_is_said_until_it_chooses() -> None:
+    with starved_rig("wait", groups_per_batch=1, select=BadSelect()) as rig:
+        epoch = rig.resume()
+        rig.play_groups(2)
+        asks(rig, epoch, 200)
+        (sentence,) = starve_words(rig)
+        assert waits(rig) == sentence and sentence.count("BadSelect.pick chose none of") == 1
+        rig.restart(make_spec(groups_per_batch=1))
+        rig.take(rig.resume(incarnation="another"))
+        assert "chose none" not in waits(rig)
+
+
+def test_a_select_that_replays_is_named_by_what_it_was_asked() -> None:
+    select = WithReplay(BadSelect(), ratio=0.5)
+    with starved_rig("stop", groups_per_batch=2, select=select) as rig:
+        epoch = rig.resume()
+        rig.play_groups(2)
+        assert "WithReplay.pick_with chose none of the 2 kept groups; 2/2" in rig.batch(epoch).why
+
+
+def test_too_few_to_choose_from_is_nothing_of_selects() -> None:
+    with starved_rig("stop", groups_per_batch=2, select=BadSelect()) as rig:
+        epoch = rig.resume()
+        rig.play_groups(1)
+        assert rig.batch(epoch).why == "1/2 groups kept, 0 open"
+        asks(rig, epoch, 200)
+        assert rig.service.ledger.state == "running"
+
+
+def test_a_window_holds_back_for_an_open_group_as_long_as_that_takes() -> None:
+    with starved_rig("stop", groups_per_batch=1, select=EarliestDeadline(window=1)) as rig:
+        epoch = rig.resume()
+        held = rig.leases(2, worker="slow")
+        rig.play_groups(1)
+        for _ in range(40):
+            rig.advance(5)
+            rig.renew(held, worker="slow")
+            assert (
+                "EarliestDeadline.pick chose none of the 1 kept groups; 1/1 groups kept, 1 open" in rig.batch(epoch).why
+            )
+        assert rig.service.ledger.state == "running"
+        for lease in held:
+            rig.submit(lease, float(lease.index))
+        rig.take(epoch)
+
+
+def test_the_wait_for_the_others_of_a_round_is_paces_and_no_starvation() -> None:
+    policies = {"a": PolicySpec(groups_per_batch=1), "b": PolicySpec(groups_per_batch=2)}
+    limits = Limits(starved_after_s=60)
+    with Rig(make_spec(policies=policies, limits=limits, pace=Sync(), select=BadSelect())) as rig:
+        epochs = {name: rig.resume(name) for name in policies}
+        rig.play_groups(1)
+        asks(rig, epochs["a"], 200, "a")
+        reply = rig.batch(epochs["a"], "a")
+        assert rig.service.ledger.state == "running" and "chose none" not in reply.why
+        assert reply.why.startswith("Sync holds it back for the other policies; 1/1 groups kept")
 
 
 # ── who is named ──

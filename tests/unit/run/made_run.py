@@ -74,8 +74,9 @@ class MadeRun:
         masked: str | None = None,
         policy: str = "main",
         purpose: str = "train",
+        batch: int | None = None,
     ) -> MadeRun:
-        """``masked``: reason of every second sample."""
+        """``masked``: reason of every second sample. ``batch``: the one that they were cut into."""
         for _ in range(count):
             self._groups += 1
             number = self._groups
@@ -88,9 +89,9 @@ class MadeRun:
             (version,) = self.store.one("SELECT version FROM policies WHERE name = ?", policy) or (0,)
             trained = version if state == "trained" else None
             self.store.run(
-                "INSERT INTO group_policy (group_id, policy, state, reason, reward, verdict, version) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (number, policy, state, reason, sum(rewards) / 2, verdict, trained),
+                "INSERT INTO group_policy (group_id, policy, state, reason, reward, verdict, version, batch) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (number, policy, state, reason, sum(rewards) / 2, verdict, trained, batch),
             )
             for index, reward in enumerate(rewards):
                 self._episode(number, index, "done", reward=reward)

@@ -340,6 +340,27 @@ def test_drops_that_say_nothing_of_the_loss_are_not_counted(made: MadeRun) -> No
     assert finding(diagnosis, "groups").found == "0% of the last 40 without variance"
 
 
+@pytest.mark.parametrize("reason", ["non_finite", "anything a trainer says"])
+def test_groups_whose_batch_made_no_step_were_judged_all_the_same(made: MadeRun, reason: str) -> None:
+    made.dropped_batches(20, reason)
+    for batch in range(1, 21):
+        made.groups(1, state="dropped", reason=reason, batch=batch, masked="truncated")
+        made.groups(1, state="dropped", reason=reason, batch=batch, rewards=(1, 1), advantages=(0.0, 0.0))
+    diagnosis = looked_at(made.close())
+    assert finding(diagnosis, "groups").found.startswith("50% of the last 40 without variance")
+    assert finding(diagnosis, "keep").found == "0 of the last 40 groups dropped for what they are"
+    assert finding(diagnosis, "mask").found == "75% of 800 sampled tokens got a gradient (masked: truncated 200)"
+    assert finding(diagnosis, "staleness").found.startswith("0% of groups went stale")
+
+
+def test_what_was_rolled_back_is_not_counted_though_it_was_cut(made: MadeRun) -> None:
+    made.healthy().dropped_batches(1, "rolled_back")
+    made.groups(50, state="dropped", reason="rolled_back", batch=21, rewards=(1, 1), advantages=(0.0, 0.0))
+    diagnosis = looked_at(made.close())
+    assert finding(diagnosis, "groups").found == "0% of the last 40 without variance"
+    assert finding(diagnosis, "mask").found == "100% of 800 sampled tokens got a gradient"
+
+
 @pytest.mark.parametrize("reason", NO_SIGNAL)
 def test_every_drop_for_want_of_signal_counts(made: MadeRun, reason: str) -> None:
     diagnosis = looked_at(made.healthy().groups(60, state="dropped", reason=reason, advantages=None).close())

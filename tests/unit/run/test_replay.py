@@ -27,6 +27,7 @@ from astraflow.algorithms.curate import (
     Uniform,
 )
 from astraflow.algorithms.keep import DropZeroVariance
+from astraflow.algorithms.keep_subset import MaxVariance
 from astraflow.algorithms.select import EarliestDeadline, Fifo
 from astraflow.algorithms.select_replay import WithReplay
 from astraflow.dataflow.ledger import StoredState
@@ -142,6 +143,7 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
         "keep": (DropZeroVariance(),),
         "select": WithReplay(EarliestDeadline(), ratio=0.5, order="prioritised", seed=4),
     },
+    "pods": lambda: {"curate": Shuffled(ROWS, group_size=4), "keep": (MaxVariance(keep=2),)},
     "used up": lambda: {"curate": Shuffled(tasks(9), group_size=2, epochs=2)},
 }  # fmt: skip
 
@@ -190,14 +192,13 @@ def test_the_played_runs_took_every_turn() -> None:
 # ── other algorithms ──
 
 
-def play_all(rig: Rig, groups: int, rewards: Callable[[Lease], float], *, steps: bool = True) -> None:
+def play_all(rig: Rig, groups: int, rewards: Callable[[Lease], float], *, leases: int = 2) -> None:
     """One group after the other, and a step as soon as there is a batch."""
     epoch = rig.resume()
     for _ in range(groups):
-        leases = rig.lease(2).leases
-        for lease in leases:
+        for lease in rig.lease(leases).leases:
             rig.submit(lease, rewards(lease))
-        if steps and (reply := rig.batch(epoch)).batch is not None:
+        if (reply := rig.batch(epoch)).batch is not None:
             rig.commit(reply.batch)
 
 
@@ -226,6 +227,44 @@ def test_another_keep_drops_what_it_would_have_dropped_and_makes_fewer_steps() -
     assert (before.trained_with_signal, after.trained_with_signal) == (pytest.approx(2 / 3), 1.0)
     assert (before.episodes_per_step, after.episodes_per_step) == (4.0, 6.0)
     assert (before.kept, after.kept) == (24, 16) and (before.episodes_per_kept, after.episodes_per_kept) == (2.0, 3.0)
+
+
+def test_what_another_keep_masks_is_a_decision_and_shows_in_what_is_trained() -> None:
+    """24 groups of 4, half of the rewards 1: PODS trains 2 of each, whether it is asked before or after."""
+    spec, masks = shuffled(group_size=4), other(shuffled(group_size=4), keep=(MaxVariance(keep=2),))
+    for run, asked, then, now in ((spec, masks, 96, 48), (masks, spec, 48, 96)):
+        with Rig(copy.deepcopy(run)) as rig:
+            play_all(rig, 24, lambda lease: float(lease.index % 2), leases=4)
+            own, again = rerun(rig, copy.deepcopy(run)), rerun(rig, copy.deepcopy(asked))
+            assert compared(own).same and compared(own).masks == 96 - then
+            assert happened(own.record, own.spec, signals_of(own)) == figures_of(own)
+            before, after = figures_of(own)["p"], figures_of(again)["p"]
+            assert (before.episodes_trained, after.episodes_trained) == (then, now)
+            assert before.masked == ({} if then == 96 else {"not_chosen": 48})
+            assert after.masked == ({} if now == 96 else {"not_chosen": 48})
+            differences = compared(again).differences
+            assert len(differences) == 24
+            words = ("nothing", "not_chosen 2") if now == 48 else ("not_chosen 2", "nothing")
+            assert differences[0] == "group 1 for p: masks {}, now {}".format(*words)
+
+
+class MasksLowest:
+    """Trains only what got more than 0: nothing that differs is left."""
+
+    def verdict(self, summary: Any, advantages: Any) -> None:
+        return None
+
+    def mask(self, summary: Any) -> dict[str, str]:
+        units = summary.units
+        return {name: "low" for name, reward in zip(units.sample_id, units.reward, strict=True) if reward <= 0}
+
+
+def test_the_share_with_signal_of_what_is_trained_is_without_the_masked() -> None:
+    with Rig(shuffled()) as rig:
+        play_all(rig, 24, odd_one_out)
+        found = figures_of(rerun(rig, other(shuffled(), keep=(MasksLowest(),))))["p"]
+    assert (found.with_signal, found.trained_with_signal) == (pytest.approx(2 / 3), 0.0)
+    assert (found.episodes_trained, found.masked) == (48 - 16, {"low": 16})
 
 
 def test_another_order_of_the_same_tasks_is_known_in_full() -> None:
@@ -361,11 +400,12 @@ def test_replaying_groups_takes_fewer_episodes_for_a_step() -> None:
 # ── what is not there any more ──
 
 
-def test_pruned_groups_are_rebuilt_from_their_scores_and_decide_the_same() -> None:
-    with Rig(spec_of("greso", policies=2)) as rig:
+@pytest.mark.parametrize("name", ["greso", "pods"])
+def test_pruned_groups_are_rebuilt_from_their_scores_and_decide_the_same(name: str) -> None:
+    with Rig(spec_of(name, policies=2)) as rig:
         Player(rig, 5).play(400)
         rig.db.run("DELETE FROM payloads WHERE group_id % 2 = 0")
-        again = rerun(rig, spec_of("greso", policies=2))
+        again = rerun(rig, spec_of(name, policies=2))
         assert compared(again).same
         assert again.record.rebuilt and all(group % 2 == 0 for group in again.record.rebuilt)
 

@@ -103,6 +103,7 @@ def test_known_are_all_that_answer_the_question() -> None:
     [
         ("curate", "Gresso", "--curate Gresso: AstraFlow has none of this name; did you mean Greso?"),
         ("select", "qqqq", "there are EarliestDeadline, Fifo"),
+        ("select", "qqqq", r"WithSupervised\. Others are package\.module:object$"),
         ("curate", "Fifo", "AstraFlow has none of this name"),
         ("curate", "nowhere.at_all:X", "cannot be imported"),
         ("select", f"{HERE}:Missing", "cannot be imported"),

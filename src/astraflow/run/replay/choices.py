@@ -80,7 +80,7 @@ def _shipped(question: str, name: str) -> Any:
     there = known(question)
     if name not in there:
         near = difflib.get_close_matches(name, there, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(there))}"
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(there))}."
         raise ConfigError(
             f"--{question} {name}: AstraFlow has none of this name; {hint} Others are package.module:object"
         )

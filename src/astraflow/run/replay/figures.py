@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from astraflow.dataflow.cut import STALE
 from astraflow.dataflow.settings import RunSpec
-from astraflow.run.replay.record import Record
+from astraflow.run.replay.record import Record, RecordedGroup
 from astraflow.run.replay.rerun import Rerun
 
 
@@ -24,13 +25,13 @@ class Figures:
     kept: int
     """Groups that were found fit for training when they were judged; some of them are never trained."""
     episodes_trained: int
-    """Of the groups that were trained."""
+    """Those of which a sample took a gradient."""
     never_made: int
     """Episodes that were asked for and are in no recorded group."""
     with_signal: float | None
     """Share of groups whose rewards differ; None: nothing was scored."""
     trained_with_signal: float | None
-    """Share of the trained groups whose rewards differ."""
+    """Share of the trained groups whose rewards differ among the samples that are not masked."""
     replayed: int
     """Times that a group came again."""
     stale: int
@@ -40,6 +41,8 @@ class Figures:
     staleness_max: int | None
     dropped: dict[str, int]
     """Reason → groups."""
+    masked: dict[str, int] = field(default_factory=dict)
+    """Reason → samples of trained groups that took no gradient."""
 
     @property
     def episodes_per_step(self) -> float | None:
@@ -55,7 +58,25 @@ class Figures:
         return {**asdict(self), **more}
 
 
-def happened(record: Record, spec: RunSpec, signals: dict[int, dict[str, bool | None]]) -> dict[str, Figures]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Group:
+    """One group for one policy."""
+
+    size: int
+    state: str
+    reason: str | None
+    signal: bool | None
+    trained_signal: bool | None
+    episodes: int
+    """Of which a sample takes a gradient, if it is trained."""
+    masks: Collection[str]
+    """Reason of each sample that takes none."""
+
+
+Signals = dict[int, dict[str, tuple[bool | None, bool | None]]]
+
+
+def happened(record: Record, spec: RunSpec, signals: Signals) -> dict[str, Figures]:
     """What really was, from the tables. ``signals``: of every recorded group, see ``signals_of``."""
     replayed: Counter[str] = Counter()
     verdicts = recorded_verdicts(record)
@@ -68,9 +89,8 @@ def happened(record: Record, spec: RunSpec, signals: dict[int, dict[str, bool | 
     return {
         policy: _figures(
             [
-                (group.size, place.state, place.reason, signals.get(group.group, {}).get(policy))
+                _recorded(record, group, policy, signals.get(group.group, {}).get(policy, (None, None)))
                 for group in record.groups.values()
-                for place in [group.places[policy]]
             ],
             steps=versions[policy],
             kept=sum(word == "kept" for (_, name), word in verdicts.items() if name == policy),
@@ -82,10 +102,24 @@ def happened(record: Record, spec: RunSpec, signals: dict[int, dict[str, bool | 
     }
 
 
-def signals_of(rerun: Rerun) -> dict[int, dict[str, bool | None]]:
-    """Recorded group → policy → whether its rewards differ; of the groups that were played in the rerun."""
+def _recorded(record: Record, group: RecordedGroup, policy: str, signals: tuple[bool | None, bool | None]) -> _Group:
+    place = group.places[policy]
+    return _Group(
+        size=group.size,
+        state=place.state,
+        reason=place.reason,
+        signal=signals[0],
+        trained_signal=signals[1],
+        episodes=record.trained.get((group.group, policy), 0),
+        masks=record.masks.get((group.group, policy), {}).values(),
+    )
+
+
+def signals_of(rerun: Rerun) -> Signals:
+    """Recorded group → policy → whether its rewards differ, and those of the samples that are not masked; of the groups
+    that were played in the rerun."""
     return {
-        slot.content: {policy: standing.signal for policy, standing in slot.standings.items()}
+        slot.content: {policy: (each.signal, each.trained_signal) for policy, each in slot.standings.items()}
         for slot in rerun.slots.values()
         if slot.content is not None
     }
@@ -95,7 +129,15 @@ def figures_of(rerun: Rerun) -> dict[str, Figures]:
     return {
         policy: _figures(
             [
-                (slot.size, standing.state, standing.reason, standing.signal)
+                _Group(
+                    size=slot.size,
+                    state=standing.state,
+                    reason=standing.reason,
+                    signal=standing.signal,
+                    trained_signal=standing.trained_signal,
+                    episodes=standing.episodes,
+                    masks=standing.masked.values(),
+                )
                 for slot in rerun.slots.values()
                 for standing in [slot.standings[policy]]
             ],
@@ -110,7 +152,7 @@ def figures_of(rerun: Rerun) -> dict[str, Figures]:
 
 
 def _figures(
-    groups: list[tuple[int, str, str | None, bool | None]],
+    groups: list[_Group],
     *,
     steps: int,
     kept: int,
@@ -118,25 +160,24 @@ def _figures(
     replayed: int,
     never_made: int,
 ) -> Figures:
-    """``groups``: (size, state, reason, signal)"""
-    judged = [signal for _, _, _, signal in groups if signal is not None]
-    trained = [signal for _, state, _, signal in groups if signal is not None and state == "trained"]
+    judged = [each.signal for each in groups if each.signal is not None]
+    trained = [each for each in groups if each.state == "trained"]
+    told = [each.trained_signal for each in trained if each.trained_signal is not None]
     return Figures(
         steps=steps,
         kept=kept,
         groups=len(groups),
-        episodes=sum(size for size, _, _, _ in groups),
-        episodes_trained=sum(size for size, state, _, _ in groups if state == "trained"),
+        episodes=sum(each.size for each in groups),
+        episodes_trained=sum(each.episodes for each in trained),
         never_made=never_made,
         with_signal=sum(judged) / len(judged) if judged else None,
-        trained_with_signal=sum(trained) / len(trained) if trained else None,
+        trained_with_signal=sum(told) / len(told) if told else None,
         replayed=replayed,
-        stale=sum(state == "stale" for _, state, _, _ in groups),
+        stale=sum(each.state == "stale" for each in groups),
         staleness=sum(ages) / len(ages) if ages else None,
         staleness_max=max(ages, default=None),
-        dropped=dict(
-            sorted(Counter(reason or "unknown" for _, state, reason, _ in groups if state == "dropped").items())
-        ),
+        dropped=_counted(each.reason or "unknown" for each in groups if each.state == "dropped"),
+        masked=_counted(reason for each in trained for reason in each.masks),
     )
 
 
@@ -147,6 +188,8 @@ class Comparison:
     admissions: int
     verdicts: int
     batches: int
+    masks: int
+    """Samples that were masked when their group was judged."""
     differences: tuple[str, ...]
 
     @property
@@ -155,14 +198,21 @@ class Comparison:
 
 
 def compared(rerun: Rerun) -> Comparison:
-    """Every task that was chosen, every verdict, the groups of every batch in their order, and where all ended."""
+    """Every task that was chosen, every verdict and mask, the groups of every batch in order, and where all ended."""
     record = rerun.record
     verdicts = recorded_verdicts(record)
-    differences = [*_of_tasks(rerun), *_of_verdicts(rerun, verdicts), *_of_batches(rerun), *_of_ends(rerun)]
+    differences = [
+        *_of_tasks(rerun),
+        *_of_verdicts(rerun, verdicts),
+        *_of_masks(rerun, verdicts),
+        *_of_batches(rerun),
+        *_of_ends(rerun),
+    ]
     return Comparison(
         admissions=len(record.groups),
         verdicts=len(verdicts),
         batches=len(rerun.cuts),
+        masks=sum(len(_judged(masked)) for masked in record.masks.values()),
         differences=tuple(differences),
     )
 
@@ -191,6 +241,32 @@ def _of_verdicts(rerun: Rerun, recorded: dict[tuple[int, str], str]) -> Iterator
         before, now = recorded.get((group, policy)), rerun.verdicts.get((group, policy))
         if before != now:
             yield f"group {group} for {policy}: {before}, now {now}"
+
+
+def _of_masks(rerun: Rerun, recorded: dict[tuple[int, str], str]) -> Iterator[str]:
+    """Of the recorded groups that are played at their own moment, whole, with the same verdict."""
+    for (group, policy), word in sorted(recorded.items()):
+        slot, there = rerun.slots.get(group), rerun.record.groups[group]
+        if slot is None or slot.content != group or slot.size != there.size or slot.arrival is None:
+            continue
+        before = _judged(rerun.record.masks.get((group, policy), {}))
+        now = _judged(slot.standings[policy].masked)
+        if before != now and rerun.verdicts.get((group, policy)) == word:
+            other = "of other samples, " if _reasons(before) == _reasons(now) else ""
+            yield f"group {group} for {policy}: masks {_reasons(before)}, now {other}{_reasons(now)}"
+
+
+def _judged(masked: dict[str, str]) -> dict[str, str]:
+    """Without those that only the cut has found too old: that follows from the batch."""
+    return {sample_id: reason for sample_id, reason in masked.items() if reason != STALE}
+
+
+def _reasons(masked: dict[str, str]) -> str:
+    return ", ".join(f"{reason} {count}" for reason, count in _counted(masked.values()).items()) or "nothing"
+
+
+def _counted(reasons: Iterable[str]) -> dict[str, int]:
+    return dict(sorted(Counter(reasons).items()))
 
 
 def _of_batches(rerun: Rerun) -> Iterator[str]:

@@ -54,6 +54,10 @@ class Record:
     episodes: Callable[[int], list[Episode | None]]
     ages: dict[str, list[int]]
     """Policy → age at use of every trained sample."""
+    masks: dict[tuple[int, str], dict[str, str]] = field(default_factory=dict)
+    """(group, policy) → sample_id → why it takes no gradient; of groups in which there is such a sample."""
+    trained: dict[tuple[int, str], int] = field(default_factory=dict)
+    """(group, policy) → episodes of which a sample was trained; 0 where absent."""
     rebuilt: set[int] = field(default_factory=set)
 
 
@@ -84,7 +88,31 @@ def read_record(db: RunDb, payloads: Any) -> Record:
         "SELECT policy, age FROM samples WHERE age IS NOT NULL AND state = 'trained'"
     ):
         ages.setdefault(policy, []).append(age)
-    return Record(groups=groups, events=lambda: _events(db), episodes=episodes, ages=ages, rebuilt=rebuilt)
+    return Record(
+        groups=groups,
+        events=lambda: _events(db),
+        episodes=episodes,
+        ages=ages,
+        masks=_masks(db),
+        trained=_trained(db),
+        rebuilt=rebuilt,
+    )
+
+
+def _masks(db: RunDb) -> dict[tuple[int, str], dict[str, str]]:
+    masks: dict[tuple[int, str], dict[str, str]] = {}
+    for group, policy, idx, agent, n, mask in db.connection.execute(
+        "SELECT group_id, policy, idx, agent, n, mask FROM samples WHERE mask IS NOT NULL"
+    ):
+        masks.setdefault((group, policy), {})[f"{group}/{idx}/{agent}/{n}"] = mask
+    return masks
+
+
+def _trained(db: RunDb) -> dict[tuple[int, str], int]:
+    rows = db.connection.execute(
+        "SELECT group_id, policy, COUNT(DISTINCT idx) FROM samples WHERE state = 'trained' GROUP BY group_id, policy"
+    )
+    return {(group, policy): episodes for group, policy, episodes in rows}
 
 
 def _groups(db: RunDb) -> dict[int, RecordedGroup]:

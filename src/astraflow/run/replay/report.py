@@ -103,6 +103,7 @@ ROWS = (
     ("staleness, mean", "staleness"),
     ("staleness, max", "staleness_max"),
 )
+REASONS = (("dropped", "dropped"), ("samples masked", "masked"))
 SHARES = ("with_signal", "trained_with_signal")
 
 
@@ -128,6 +129,8 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
 
 def _own_line(own: Mapping[str, Any]) -> str:
     counts = f"{own['admissions']} admissions, {own['verdicts']} verdicts, {own['batches']} batches"
+    if own["masks"]:
+        counts += f", {own['masks']} samples masked"
     if own["same"]:
         return f"its own algorithms decide again as recorded: {counts}"
     return f"its own algorithms do NOT decide as recorded ({counts}): {len(own['differences'])} differences"
@@ -140,15 +143,15 @@ def _some(differences: Sequence[str]) -> list[str]:
 
 def _table(policy: str, found: Mapping[str, Any]) -> list[str]:
     then, passes = found["happened"], list(found["replayed"].values())
-    reasons = sorted({reason for each in (then, *passes) for reason in each["dropped"]})
     rows = [(title, _word(name, then[name]), _range(name, [each[name] for each in passes])) for title, name in ROWS]
     rows += [
         (
-            f"dropped, {reason}",
-            _word("", then["dropped"].get(reason, 0)),
-            _range("", [each["dropped"].get(reason, 0) for each in passes]),
+            f"{title}, {reason}",
+            _word("", then[name].get(reason, 0)),
+            _range("", [each[name].get(reason, 0) for each in passes]),
         )
-        for reason in reasons
+        for title, name in REASONS
+        for reason in sorted({reason for each in (then, *passes) for reason in each[name]})
     ]
     widths = [max(len(row[column]) for row in [*rows, (policy, "happened", "")]) for column in (0, 1)]
     head = (policy, "happened", "replayed")

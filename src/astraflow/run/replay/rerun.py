@@ -16,11 +16,12 @@ truth lies between. Neither is shown to Curate.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 
-from astraflow.algorithms.base import ReadyGroup, Replay, StoredGroup
+from astraflow.algorithms.base import GroupSummary, ReadyGroup, Replay, StoredGroup
 from astraflow.algorithms.curate.pool import SUPERVISED
 from astraflow.algorithms.curate.rewards import has_signal
 from astraflow.dataflow.leasing import check_admission
@@ -29,7 +30,7 @@ from astraflow.dataflow.settings import RunSpec
 from astraflow.dataflow.settle import Verdict, samples_of, settle
 from astraflow.run.replay.record import Record
 from astraflow.run.replay.slots import Cut, Slot, Standing, Stock, shifted
-from astraflow.types import Episode
+from astraflow.types import Array, Episode
 
 NEVER_MADE = "never_made"
 Unmade = Literal["lost", "useful"]
@@ -159,15 +160,15 @@ class Rerun:
 
     def _judge(self, slot: Slot, policy: str, verdict: Verdict, episodes: list[Episode | None]) -> None:
         standing, summary = slot.standings[policy], verdict.summary
-        trainable = {each.sample_id for each in verdict.samples if each.masked is None}
-        found = [ref for ref in samples_of(slot.group, episodes, policy) if ref.sample_id in trainable]
+        standing.masked = {each.sample_id: each.masked for each in verdict.samples if each.masked is not None}
+        found = [ref for ref in samples_of(slot.group, episodes, policy) if ref.sample_id not in standing.masked]
         standing.min_version, standing.fresh_version = summary.min_version, verdict.newest
         if self._replays:
             standing.units, standing.advantages = summary.units, verdict.advantages
-        versions = [ref.sample.min_version for ref in found]
-        standing.sampled_by = tuple(version for version in versions if version is not None)
-        standing.signal = has_signal(summary) if summary.units.counts.any() else None
-        standing.trains = bool(verdict.advantages.any()) or any(ref.supervised for ref in found)
+        standing.trainable = {ref.sample_id: ref.sample.min_version for ref in found}
+        unmasked = np.array([each not in standing.masked for each in summary.units.sample_id], np.bool_)
+        standing.signal, standing.trained_signal = _signal(summary), _signal(_only(summary, unmasked))
+        standing.trains = bool(verdict.advantages[unmasked].any()) or any(ref.supervised for ref in found)
         word = verdict.reason or ("stale" if self._is_stale(policy, verdict.newest) else "kept")
         self.verdicts[slot.group, policy] = word
         self._move(slot, policy, word if verdict.reason is None else "dropped", verdict.reason)
@@ -181,8 +182,8 @@ class Rerun:
             at = self.record.groups[slot.group].places[policy].min_version
             version = max(0, slot.ahead[policy] + (self._recorded[policy] if at is None else at))
             standing.min_version = standing.fresh_version = version
-            standing.sampled_by = (version,) * slot.size
-            standing.signal = standing.trains = True
+            standing.trainable = {f"{slot.group}/{idx}/{NEVER_MADE}/0": version for idx in range(slot.size)}
+            standing.signal = standing.trained_signal = standing.trains = True
             standing.advantages = np.ones(slot.size, np.float32)
             self._move(slot, policy, "stale" if self._is_stale(policy, version) else "kept")
             self.verdicts[slot.group, policy] = standing.state
@@ -256,6 +257,8 @@ class Rerun:
             return False
         for group in fresh:
             self._move(self.slots[group], policy, "batched")
+            oldest_trained = self.versions[policy] - self.spec.policies[policy].max_staleness
+            self.slots[group].standings[policy].mask_stale(oldest_trained)
         self._credit_batch(policy, fresh)
         cut.groups = (*((group, 0) for group in fresh), *((group, self._use(group, policy)) for group in again))
         cut.state = "cut"
@@ -325,9 +328,8 @@ class Rerun:
             self._move(slot, cut.policy, "trained" if due == "committed" else "dropped", cut.reason)
             standing.version = base + 1 if due == "committed" else None
             if due == "committed":
-                bound = self.spec.policies[cut.policy].max_staleness
-                ages = [max(0, base - version) for version in standing.sampled_by]
-                self.ages.setdefault(cut.batch, []).extend(age for age in ages if age <= bound)
+                versions = [version for version in standing.trainable.values() if version is not None]
+                self.ages.setdefault(cut.batch, []).extend(max(0, base - version) for version in versions)
         self._sweep(cut.policy)
 
     def _on_undone(self, event: Told) -> None:
@@ -351,6 +353,15 @@ class Rerun:
         self._recorded[str(event.policy)] = int(event.data["version"])
 
     _on_rolled_back = _on_resumed
+
+
+def _signal(summary: GroupSummary) -> bool | None:
+    return has_signal(summary) if summary.units.counts.any() else None
+
+
+def _only(summary: GroupSummary, units: Array) -> GroupSummary:
+    """``units``: bool [U], those that count if they did."""
+    return replace(summary, units=replace(summary.units, counts=summary.units.counts & units))
 
 
 def _number(value: int | None) -> int:

@@ -9,6 +9,8 @@ import msgspec
 import numpy as np
 
 from astraflow.algorithms.base import UnitTable
+from astraflow.dataflow.cut import STALE
+from astraflow.dataflow.groups import place_of
 from astraflow.run.replay.record import RecordedGroup
 from astraflow.types import Array, Episode, Span, Task, Trajectory
 
@@ -25,12 +27,28 @@ class Standing:
     uses: int = 1
     signal: bool | None = None
     """Whether rewards that are compared differ; None: nothing was judged."""
+    trained_signal: bool | None = None
+    """The same of the samples that are not masked."""
     units: UnitTable | None = None
     advantages: Array = field(default_factory=lambda: np.zeros(0, np.float32))
-    sampled_by: tuple[int, ...] = ()
-    """Oldest version of each sample that may be trained."""
+    trainable: dict[str, int | None] = field(default_factory=dict)
+    """sample_id → its oldest version, None of a supervised one; of the samples that may be trained."""
+    masked: dict[str, str] = field(default_factory=dict)
+    """sample_id → why it may not: as judged, and from the cut on those that were stale there."""
     trains: bool = False
     """A step with it alone would have a gradient."""
+
+    @property
+    def episodes(self) -> int:
+        """Those of which a sample may be trained."""
+        return len({place_of(sample_id)[0] for sample_id in self.trainable})
+
+    def mask_stale(self, oldest: int) -> None:
+        """At the cut: samples of a version before ``oldest`` take no gradient."""
+        for sample_id, version in list(self.trainable.items()):
+            if version is not None and version < oldest:
+                del self.trainable[sample_id]
+                self.masked[sample_id] = STALE
 
 
 @dataclass(kw_only=True, slots=True)
