@@ -85,7 +85,7 @@ class Admission:
 
     task: Task
     episodes: int
-    """Size of the group."""
+    """Size of the group: from 1 to ``checks.MOST_EPISODES``."""
     version_choice: float = 0.0
     """In [0, 1]: chance that a turn is sampled by an older version, where the engine holds one (``Lease``)."""
 

@@ -99,6 +99,11 @@ def test_a_setting_of_another_type_is_named_with_its_place(tmp_path: Path, old: 
     ("old", "new", "words"),
     [
         ("group_size=4", "group_size=0", "Recipe.group_size must be at least 1, found 0 (mine.py:"),
+        (
+            "group_size=4",
+            "group_size=10**12",
+            "Recipe.group_size must be at most 65536 episodes, found 1000000000000 (mine",
+        ),
         ("lr=1e-4", "lr=1 / 0", "recipe() raised ZeroDivisionError: division by zero (mine.py:20 in recipe)"),
         ("group_size=4", "gruop_size=4", "did you mean group_size? (mine.py:"),
         ("async def play", "1 / 0\n\n\nasync def play", "mported: ZeroDivisionError: division by zero (mine.py:11 in "),
