@@ -51,5 +51,11 @@ def check_part(name: str, part: Any, protocol: Any) -> None:
 
 
 def is_number(value: Any) -> bool:
-    """What can be compared with a bound."""
-    return isinstance(value, Real) and not isinstance(value, bool)
+    """What a float can hold, NaN and infinity included."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return False
+    try:
+        float(value)
+    except OverflowError:  # a whole number beyond all floats
+        return False
+    return True

@@ -8,7 +8,6 @@ Recipe ── policies: name → Policy(model, trainer, engine)      roles: role
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from astraflow.algorithms.checks import check_episodes
+from astraflow.algorithms.checks import check_episodes, check_finite
 from astraflow.algorithms.credit import GroupMean
 from astraflow.algorithms.curate import Shuffled
 from astraflow.algorithms.keep import DropZeroVariance
@@ -105,8 +104,7 @@ class Eval:
         _at_least("Eval.count", self.count, 1)
         _at_least("Eval.every", self.every, 0)
         check_episodes("Eval.episodes", self.episodes)
-        if not math.isfinite(self.passing):
-            raise ConfigError(f"Eval.passing must be finite, found {self.passing}")
+        check_finite("Eval.passing", self.passing)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

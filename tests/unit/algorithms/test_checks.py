@@ -61,6 +61,7 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (lambda: Shaped(shapes=(AtTheEnd(),), credit=None), "Shaped.credit must be a Credit, found NoneType"),
     (lambda: Shaped(shapes=AtTheEnd(), credit=GroupMean()), "Shaped.shapes must be a list of shapes, found AtTheEnd"),
     (lambda: ShorterIsBetter(passing=NAN), "ShorterIsBetter.passing must be finite, found nan"),
+    (lambda: ShorterIsBetter(passing=10**400), "ShorterIsBetter.passing must be finite, found 1000"),
     (lambda: ShorterIsBetter(weight="1"), "ShorterIsBetter.weight must be in [0, inf), found 1"),
     (lambda: TurnDiscount(gamma=None), "TurnDiscount.gamma must be in [0, 1], found None"),
     (lambda: Team(share="all"), "Team.share must be in [0, 1], found 'all'"),
