@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -17,6 +18,7 @@ AGGREGATIONS = ("token_mean", "sequence_mean", "sequence_sum_over_constant")
 KL = ("k1_in_loss", "k2_in_loss", "k3_in_loss", "k3_weighted", "k1_in_reward", "k2_in_reward", "k3_in_reward")
 LEVELS = ("token", "sequence", "geometric")
 Value = float | str | bool | None
+LARGEST = sys.float_info.max
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +35,8 @@ class Number:
         """What is wrong with ``value``, to be read after "must be", or None."""
         if value is None and self.default is None:
             return None
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        # Compared, not asked whether it is finite: a whole number may be too large for that.
+        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST:
             above = value > self.low if self.open_low else value >= self.low
             below = value < self.high if self.open_high else value <= self.high
             if above and below:

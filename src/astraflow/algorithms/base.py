@@ -11,6 +11,7 @@ a restart. Letters: U units of one group for one policy, G episodes of it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -18,6 +19,8 @@ from typing import Any, Protocol, runtime_checkable
 from astraflow.types import Array, Outcome, Task
 
 State = dict[str, Any]
+REASON = re.compile(r"[a-z][a-z0-9_]*")
+"""Of a group that is dropped or a sample that is masked: it is part of a metric's name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +85,7 @@ class Admission:
 
     task: Task
     episodes: int
-    """Size of the group."""
+    """Size of the group: from 1 to ``checks.MOST_EPISODES``."""
     version_choice: float = 0.0
     """In [0, 1]: chance that a turn is sampled by an older version, where the engine holds one (``Lease``)."""
 
@@ -163,7 +166,7 @@ class Narrows(Protocol):
 @runtime_checkable
 class Keep(Protocol):
     def verdict(self, summary: GroupSummary, advantages: Array) -> str | None:
-        """None: keep. Else the reason, which is also the metric's name."""
+        """None: keep. Else the reason (``REASON``), which is also the metric's name."""
 
 
 @runtime_checkable
@@ -171,7 +174,7 @@ class Mask(Protocol):
     """A Keep may also be one: of a kept group, some samples take no gradient; their rewards stay in the baseline."""
 
     def mask(self, summary: GroupSummary) -> dict[str, str]:
-        """sample_id → reason, of the samples to mask."""
+        """sample_id → reason (``REASON``), of the group's samples that are to be masked."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

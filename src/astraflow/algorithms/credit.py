@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from astraflow.algorithms.base import Credit, Narrows, UnitTable
+from astraflow.algorithms.checks import check_part
 from astraflow.algorithms.moments import EPS, mean, normalised, scale_of, to_float32
 from astraflow.errors import ConfigError
 from astraflow.types import Array
@@ -93,6 +94,7 @@ class Whitened:
     over: str = "units"
 
     def __post_init__(self) -> None:
+        check_part("Whitened.credit", self.credit, Credit)
         if self.over not in OVER:
             raise ConfigError(f"Whitened.over must be one of {', '.join(OVER)}, found {self.over!r}")
 
@@ -117,6 +119,9 @@ class PerTask:
     """
 
     credit: Credit
+
+    def __post_init__(self) -> None:
+        check_part("PerTask.credit", self.credit, Credit)
 
     def group(self, units: UnitTable) -> Array:
         return self.credit.group(units)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from astraflow.algorithms.base import UnitTable
+from astraflow.algorithms.checks import check_share, is_number
 from astraflow.algorithms.credit import by_key
 from astraflow.algorithms.moments import normalised, to_float32
 from astraflow.errors import ConfigError
@@ -58,10 +59,9 @@ class StateGroups:
     std: bool = True
 
     def __post_init__(self) -> None:
-        if not 0 <= self.omega < float("inf"):
+        if not (is_number(self.omega) and 0 <= self.omega < float("inf")):
             raise ConfigError(f"StateGroups.omega must be in [0, inf), found {self.omega}")
-        if not 0 <= self.gamma <= 1:
-            raise ConfigError(f"StateGroups.gamma must be in [0, 1], found {self.gamma}")
+        check_share("StateGroups.gamma", self.gamma)
 
     def group(self, units: UnitTable) -> Array:
         whole = by_key(units, units.role, self._episodes)

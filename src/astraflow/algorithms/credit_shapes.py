@@ -14,6 +14,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from astraflow.algorithms.base import Credit, UnitTable
+from astraflow.algorithms.checks import check_finite, check_part, check_share, is_number
 from astraflow.algorithms.credit import narrowed
 from astraflow.algorithms.credit_agents import to_go
 from astraflow.errors import ConfigError
@@ -34,6 +35,9 @@ class Shaped:
     credit: Credit
 
     def __post_init__(self) -> None:
+        check_part("Shaped.credit", self.credit, Credit)
+        if not isinstance(self.shapes, tuple | list):
+            raise ConfigError(f"Shaped.shapes must be a list of shapes, found {type(self.shapes).__name__}")
         wrong = [each for each in self.shapes if isinstance(each, type) or not callable(each)]
         if wrong or not self.shapes:
             found = [getattr(each, "__name__", repr(each)) for each in wrong]
@@ -69,8 +73,7 @@ class TurnDiscount:
     gamma: float
 
     def __post_init__(self) -> None:
-        if not 0 <= self.gamma <= 1:
-            raise ConfigError(f"TurnDiscount.gamma must be in [0, 1], found {self.gamma}")
+        check_share("TurnDiscount.gamma", self.gamma)
 
     def __call__(self, units: UnitTable) -> UnitTable:
         return replace(units, reward=to_go(units, self.gamma))
@@ -106,8 +109,9 @@ class ShorterIsBetter:
     passing: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.weight < float("inf"):
+        if not (is_number(self.weight) and 0 <= self.weight < float("inf")):
             raise ConfigError(f"ShorterIsBetter.weight must be in [0, inf), found {self.weight}")
+        check_finite("ShorterIsBetter.passing", self.passing)
 
     def __call__(self, units: UnitTable) -> UnitTable:
         reward, long = units.reward.copy(), lengths(units)
@@ -131,8 +135,7 @@ class Team:
     share: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.share <= 1:
-            raise ConfigError(f"Team.share must be in [0, 1], found {self.share}")
+        check_share("Team.share", self.share)
 
     def __call__(self, units: UnitTable) -> UnitTable:
         score = _known(units.score, units)

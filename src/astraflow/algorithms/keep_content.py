@@ -12,6 +12,7 @@ from fractions import Fraction
 import numpy as np
 
 from astraflow.algorithms.base import GroupSummary, UnitTable
+from astraflow.algorithms.checks import check_at_least, check_share, is_number
 from astraflow.algorithms.moments import mean
 from astraflow.errors import ConfigError
 from astraflow.types import Array, Outcome
@@ -32,8 +33,7 @@ class MinCompleted:
     share: float = 0.5
 
     def __post_init__(self) -> None:
-        if not 0 <= self.share <= 1:
-            raise ConfigError(f"MinCompleted.share must be in [0, 1], found {self.share}")
+        check_share("MinCompleted.share", self.share)
 
     def verdict(self, summary: GroupSummary, advantages: Array) -> str | None:
         completed = sum(outcome is Outcome.COMPLETED for outcome in summary.outcomes)
@@ -50,7 +50,7 @@ class MeanReward:
     high: float = np.inf
 
     def __post_init__(self) -> None:
-        if not self.low <= self.high:
+        if not (is_number(self.low) and is_number(self.high) and self.low <= self.high):
             raise ConfigError(f"MeanReward: low <= high, found low {self.low}, high {self.high}")
 
     def verdict(self, summary: GroupSummary, advantages: Array) -> str | None:
@@ -76,8 +76,7 @@ class DropOverlong:
     tokens: int
 
     def __post_init__(self) -> None:
-        if self.tokens < 1:
-            raise ConfigError(f"DropOverlong.tokens must be at least 1, found {self.tokens}")
+        check_at_least("DropOverlong.tokens", self.tokens, 1)
 
     def verdict(self, summary: GroupSummary, advantages: Array) -> str | None:
         return _all_masked(summary.units, self.mask(summary), OVERLONG)
@@ -100,8 +99,7 @@ class DropDuplicates:
     copies: int = 1
 
     def __post_init__(self) -> None:
-        if self.copies < 1:
-            raise ConfigError(f"DropDuplicates.copies must be at least 1, found {self.copies}")
+        check_at_least("DropDuplicates.copies", self.copies, 1)
 
     def verdict(self, summary: GroupSummary, advantages: Array) -> str | None:
         seen = self._contents(summary)

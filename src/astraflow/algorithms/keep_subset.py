@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from astraflow.algorithms.base import Credit, GroupSummary, UnitTable
+from astraflow.algorithms.checks import check_at_least, check_part
 from astraflow.algorithms.credit import narrowed
 from astraflow.algorithms.moments import mean, scale_of
-from astraflow.errors import ConfigError
 from astraflow.types import Array
 
 NOT_CHOSEN = "not_chosen"
@@ -29,8 +29,7 @@ class MaxVariance:
     keep: int
 
     def __post_init__(self) -> None:
-        if self.keep < 2:
-            raise ConfigError(f"MaxVariance.keep must be at least 2 episodes, found {self.keep}")
+        check_at_least("MaxVariance.keep", self.keep, 2, of=" episodes")
 
     def verdict(self, summary: GroupSummary, advantages: Array) -> str | None:
         return None
@@ -55,6 +54,10 @@ class OfSubset:
 
     subset: MaxVariance
     credit: Credit
+
+    def __post_init__(self) -> None:
+        check_part("OfSubset.subset", self.subset, MaxVariance)
+        check_part("OfSubset.credit", self.credit, Credit)
 
     def group(self, units: UnitTable) -> Array:
         return self.credit.group(self._of(units))

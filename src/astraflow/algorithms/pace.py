@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from astraflow.algorithms.base import PolicyRoom
-from astraflow.errors import ConfigError
+from astraflow.algorithms.checks import check_at_least
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,5 +65,4 @@ def has_room(room: PolicyRoom, *, ahead: int | None = None) -> bool:
 
 
 def _check_ahead(ahead: int | None) -> None:
-    if ahead is not None and ahead < 0:
-        raise ConfigError(f"ahead must be at least 0 batches or None (max_staleness), found {ahead}")
+    check_at_least("ahead", ahead, 0, of=" batches", orelse=" or None (max_staleness)")

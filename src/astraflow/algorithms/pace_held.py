@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from astraflow.algorithms.base import PolicyRoom
-from astraflow.errors import ConfigError
+from astraflow.algorithms.checks import check_at_least
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,8 +26,7 @@ class HeldStaleness:
     lag: int
 
     def __post_init__(self) -> None:
-        if self.lag < 0:
-            raise ConfigError(f"HeldStaleness.lag must be at least 0 versions, found {self.lag}")
+        check_at_least("HeldStaleness.lag", self.lag, 0, of=" versions")
 
     def may_admit(self, rooms: dict[str, PolicyRoom]) -> bool:
         """Nothing while a batch is out: what it makes is the version that must sample next."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from astraflow.algorithms.base import Credit, Curate, Keep, Pace, Select, State
+from astraflow.algorithms.checks import check_part
 from astraflow.errors import ConfigError
 
 ANOTHER = (
@@ -29,12 +30,12 @@ class Pipeline:
         if not isinstance(self.keep, tuple | list):
             raise ConfigError(f"Pipeline.keep must be a list of Keep objects, found {type(self.keep).__name__}")
         object.__setattr__(self, "keep", tuple(self.keep))
-        _require("curate", self.curate, Curate)
-        _require("pace", self.pace, Pace)
-        _require("credit", self.credit, Credit)
-        _require("select", self.select, Select)
+        check_part("Pipeline.curate", self.curate, Curate)
+        check_part("Pipeline.pace", self.pace, Pace)
+        check_part("Pipeline.credit", self.credit, Credit)
+        check_part("Pipeline.select", self.select, Select)
         for index, keep in enumerate(self.keep):
-            _require(f"keep[{index}]", keep, Keep)
+            check_part(f"Pipeline.keep[{index}]", keep, Keep)
 
     def state_dict(self) -> State:
         """State of every element that has one, by its place (``curate``, ``keep.0``…); msgpack types and arrays.
@@ -104,9 +105,3 @@ def _is_element(kind: type) -> bool:
     if kind not in _ELEMENTS:
         _ELEMENTS[kind] = any(issubclass(kind, protocol) for protocol in (Curate, Pace, Credit, Keep, Select))
     return _ELEMENTS[kind]
-
-
-def _require(place: str, part: object, protocol: Any) -> None:
-    if isinstance(part, type) or not isinstance(part, protocol):
-        found = part.__name__ + " (the class, not an object)" if isinstance(part, type) else type(part).__name__
-        raise ConfigError(f"Pipeline.{place} must be a {protocol.__name__}, found {found}")

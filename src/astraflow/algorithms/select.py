@@ -9,6 +9,7 @@ from fractions import Fraction
 from math import floor
 
 from astraflow.algorithms.base import ReadyGroup, Replay, Select
+from astraflow.algorithms.checks import check_at_least, check_part
 from astraflow.errors import ConfigError
 
 
@@ -66,8 +67,10 @@ def exact_share(fraction: float | str | Fraction) -> Fraction:
     return exact
 
 
-def refuse_replay(who: str, select: Select) -> None:
-    """Only the outermost Select is asked for what is to be replayed: one inside another would never replay."""
+def check_select(who: str, select: Select) -> None:
+    """One that does not replay: only the outermost Select is asked for what is to be replayed, and one inside another
+    would never replay."""
+    check_part(f"{who}.select", select, Select)
     if isinstance(select, Replay):
         raise ConfigError(
             f"{who}.select must not replay by itself, {type(select).__name__} inside it would never be asked to; "
@@ -93,5 +96,4 @@ def _within(ready: Sequence[ReadyGroup], window: int | None, oldest_open: int | 
 
 
 def _check_window(window: int | None) -> None:
-    if window is not None and window < 1:
-        raise ConfigError(f"window must be at least 1 group or None (no window), found {window}")
+    check_at_least("window", window, 1, of=" group", orelse=" or None (no window)")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from astraflow.algorithms.base import ReadyGroup, Select, State, Stateful
-from astraflow.algorithms.select import exact_share, refuse_replay
+from astraflow.algorithms.select import check_select, exact_share
 
 GOLDEN = (5**0.5 - 1) / 2
 """Multiples of it fill [0, 1) evenly, also every second or third of them: policies that take turns get equal shares."""
@@ -24,7 +24,7 @@ class WithSupervised:
 
     def __init__(self, select: Select, *, share: float | str | Fraction) -> None:
         self._share = exact_share(share)
-        refuse_replay("WithSupervised", select)
+        check_select("WithSupervised", select)
         self._select = select
         self._batches = 0
 

@@ -12,7 +12,8 @@ from fractions import Fraction
 import numpy as np
 
 from astraflow.algorithms.base import ReadyGroup, Select, State, Stateful, StoredGroup
-from astraflow.algorithms.select import exact_share, refuse_replay, replay_count
+from astraflow.algorithms.checks import check_at_least, is_number
+from astraflow.algorithms.select import check_select, exact_share, replay_count
 from astraflow.errors import ConfigError
 from astraflow.types import Array
 
@@ -47,17 +48,15 @@ class WithReplay:
     ) -> None:
         """``replays``: how often one group may come again; None: until it is too old."""
         self._ratio = exact_share(ratio)
-        refuse_replay("WithReplay", select)
+        check_select("WithReplay", select)
         if order not in ORDERS:
             raise ConfigError(f"WithReplay.order must be one of {', '.join(ORDERS)}, found {order!r}")
-        if replays is not None and replays < 1:
-            raise ConfigError(f"WithReplay.replays must be at least 1 or None (until too old), found {replays}")
-        if not 0 <= strength < float("inf"):
+        check_at_least("WithReplay.replays", replays, 1, orelse=" or None (until too old)")
+        if not (is_number(strength) and 0 <= strength < float("inf")):
             raise ConfigError(f"WithReplay.strength must be in [0, inf), found {strength}")
-        if not 0 < decay <= 1:
+        if not (is_number(decay) and 0 < decay <= 1):
             raise ConfigError(f"WithReplay.decay must be in (0, 1], found {decay}")
-        if seed < 0:
-            raise ConfigError(f"WithReplay.seed must be at least 0, found {seed}")
+        check_at_least("WithReplay.seed", seed, 0)
         self._select = select
         self._order = order
         self._replays = replays

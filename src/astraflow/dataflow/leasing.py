@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from astraflow.algorithms.base import Admission
+from astraflow.algorithms.checks import MOST_EPISODES, is_number
 from astraflow.dataflow.assign import Paces, Work, assign, chosen
 from astraflow.dataflow.episodes import Place
 from astraflow.dataflow.groups import SUPERVISED
@@ -148,5 +149,7 @@ def check_admission(answer: Any, what: str) -> None:
         raise RunFailed(f"{what} answered a task of {task.dataset!r} without a key: there is no such task")
     if isinstance(answer.episodes, bool) or not isinstance(answer.episodes, int) or answer.episodes < 1:
         raise RunFailed(f"{what} asked for {answer.episodes} episodes of task {task.key!r}; at least 1 is needed")
-    if not 0 <= answer.version_choice <= 1:
-        raise RunFailed(f"{what} answered version_choice {answer.version_choice}; it must be in [0, 1]")
+    if answer.episodes > MOST_EPISODES:
+        raise RunFailed(f"{what} asked for {answer.episodes} episodes of task {task.key!r}, more than {MOST_EPISODES}")
+    if not (is_number(answer.version_choice) and 0 <= answer.version_choice <= 1):
+        raise RunFailed(f"{what} answered version_choice {answer.version_choice!r}; it must be in [0, 1]")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from astraflow.algorithms.checks import check_episodes
 from astraflow.algorithms.pipeline import Pipeline
 from astraflow.dataflow.autoscale import Scaling
 from astraflow.errors import ConfigError
@@ -63,7 +64,7 @@ class EvalSpec:
     def __post_init__(self) -> None:
         _at_least("EvalSpec.count", self.count, 1)
         _at_least("EvalSpec.every", self.every, 0)
-        _at_least("EvalSpec.episodes", self.episodes, 1)
+        check_episodes("EvalSpec.episodes", self.episodes)
         if self.tasks.size is not None and self.count > self.tasks.size:
             raise ConfigError(f"EvalSpec.count is {self.count}, but {self.tasks.name} has only {self.tasks.size} tasks")
 

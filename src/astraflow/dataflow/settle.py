@@ -5,7 +5,7 @@ Statistics never depend on position: every unit knows its episode and key, membe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from astraflow.algorithms.base import GroupSummary, Mask, UnitTable
+from astraflow.algorithms.base import REASON, GroupSummary, Mask, UnitTable
 from astraflow.algorithms.pipeline import Pipeline
 from astraflow.errors import RunFailed
 from astraflow.types import Array, Episode, Outcome, Sample, SampleKind, Task, Trajectory, Turn
@@ -202,8 +202,8 @@ def _judge(pipeline: Pipeline, summary: GroupSummary, references: list[SampleRef
         advantages = _credit(pipeline, summary, where)
         reason = _keep(pipeline, summary, advantages, where)
         if reason is None:
-            asked = _mask(pipeline, summary, where)
-            masked.update({name: asked.get(name) for name in rl if masked[name] is None})
+            chosen = _mask(pipeline, summary, where, masked.keys())
+            masked.update({name: chosen.get(name) for name in rl if masked[name] is None})
             reason = _all_masked([masked[name] for name in rl])
     if reason is not None and any(ref.supervised and masked[ref.sample_id] is None for ref in references):
         # Keep and Credit judge rl samples only: the supervised ones beside them are trained all the same.
@@ -265,18 +265,39 @@ def _credit(pipeline: Pipeline, summary: GroupSummary, where: str) -> Array:
 
 def _keep(pipeline: Pipeline, summary: GroupSummary, advantages: Array, where: str) -> str | None:
     for keep in pipeline.keep:
-        reason = asked(f"{type(keep).__name__}.verdict on {where}", partial(keep.verdict, summary, advantages))
+        what = f"{type(keep).__name__}.verdict on {where}"
+        reason = asked(what, partial(keep.verdict, summary, advantages))
         if reason is not None:
+            check_reason(reason, f"{what} must answer None or a reason")
             return reason
     return None
 
 
-def _mask(pipeline: Pipeline, summary: GroupSummary, where: str) -> dict[str, str]:
+def _mask(pipeline: Pipeline, summary: GroupSummary, where: str, samples: Collection[str]) -> dict[str, str]:
     masked: dict[str, str] = {}
     for keep in pipeline.keep:
         if isinstance(keep, Mask):
-            masked = {**asked(f"{type(keep).__name__}.mask on {where}", partial(keep.mask, summary)), **masked}
+            what = f"{type(keep).__name__}.mask on {where}"
+            answer = asked(what, partial(keep.mask, summary))
+            check_mask(answer, samples, what)
+            masked = {**answer, **masked}
     return masked
+
+
+def check_reason(reason: Any, what: str) -> None:
+    """Raises RunFailed unless ``reason`` may stand in a metric's name. ``what``: all up to what a reason looks like."""
+    if not isinstance(reason, str) or not REASON.fullmatch(reason):
+        raise RunFailed(f"{what} ({REASON.pattern}, such as zero_variance), found {reason!r}")
+
+
+def check_mask(answer: Any, samples: Collection[str], what: str) -> None:
+    """Raises RunFailed unless ``answer`` gives reasons to ``samples`` of the group and to nothing else."""
+    if not isinstance(answer, Mapping):
+        raise RunFailed(f"{what} must answer a dict of sample_id to reason, found {type(answer).__name__}")
+    for name, reason in answer.items():
+        if name not in samples:
+            raise RunFailed(f"{what} masks {name!r}, which is no sample of the group; take ids of units.sample_id")
+        check_reason(reason, f"{what} must give sample {name!r} a reason")
 
 
 def asked(what: str, question: Callable[[], Answer]) -> Answer:

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar, cast
 
+import torch
 from torch import Tensor
 
 from astraflow.errors import InvalidRecord
 from astraflow.loss_options import check_options
 
 F = TypeVar("F", bound=Callable[..., Any])
+FLAGS = ("mask", "kept")
+NUMBERS = ("sequence_ids", "ages", "pairs")
+"""Columns of ``LossInputs`` that hold no floats."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +65,7 @@ class LossInputs:
     """[N] what the values should be."""
 
     def __post_init__(self) -> None:
+        self._check_types()
         shape = self.logprobs.shape
         columns = (self.behaviour_logprobs, self.advantages, self.mask, self.sequence_ids)
         prepared = (self.kept, self.partner, self.ages, self.pairs)
@@ -68,6 +73,23 @@ class LossInputs:
         optional = (*policies, *prepared, self.values, self.old_values, self.returns)
         if len(shape) != 1 or any(each is not None and each.shape != shape for each in (*columns, *optional)):
             raise InvalidRecord(f"LossInputs: every tensor must be [N] of one N, found logprobs {list(shape)}")
+
+    def _check_types(self) -> None:
+        """Whole numbers for advantages would round what is computed of them, and for a mask they would be places."""
+        for each in fields(self):
+            column = getattr(self, each.name)
+            if column is None or "Tensor" not in str(each.type):
+                continue
+            found = column.dtype if isinstance(column, Tensor) else None
+            if each.name in FLAGS:
+                kind, fits = "a bool tensor", found == torch.bool
+            elif each.name in NUMBERS:
+                kind, fits = "a tensor of whole numbers", found in (torch.int32, torch.int64)
+            else:
+                kind, fits = "a tensor of floats", found is not None and found.is_floating_point
+            if not fits:
+                said = type(column).__name__ if found is None else str(found).removeprefix("torch.")
+                raise InvalidRecord(f"LossInputs.{each.name} must be {kind}, found {said}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -27,7 +27,8 @@ def prepare(inputs: LossInputs, *, kl: str = "k1_in_reward", kl_coefficient: flo
     """``advantages`` less the KL penalty, then less their mean and over their deviation, by the tokens of the batch."""
     if kl.endswith("in_reward"):
         inputs = apply_kl(inputs, kl=kl, kl_coefficient=kl_coefficient).inputs
-    return replace(inputs, advantages=_normalised(inputs.advantages, inputs.mask), prepared=True)
+    advantages = _normalised(inputs.advantages, inputs.mask).to(inputs.logprobs.dtype)
+    return replace(inputs, advantages=advantages, prepared=True)
 
 
 @checked
@@ -54,10 +55,10 @@ def reinforce_plus_plus(
 
 
 def _normalised(advantages: Tensor, mask: Tensor) -> Tensor:
-    """float64 inside (F40); all equal, compared exactly, or fewer than two: 0 (F34, F35)."""
+    """float64 (F40); all equal, compared exactly, or fewer than two: 0 (F34, F35)."""
     of_tokens = advantages[mask].double()
     if len(of_tokens) < 2 or bool((of_tokens == of_tokens[0]).all()):
-        return torch.zeros_like(advantages)
-    found = torch.zeros_like(advantages)
-    found[mask] = ((of_tokens - of_tokens.mean()) / (of_tokens.std() + EPS)).to(advantages.dtype)
+        return torch.zeros_like(advantages, dtype=torch.float64)
+    found = torch.zeros_like(advantages, dtype=torch.float64)
+    found[mask] = (of_tokens - of_tokens.mean()) / (of_tokens.std() + EPS)
     return found

@@ -76,7 +76,7 @@ def resolve(reference: str, overrides: Sequence[str] = (), seed: int | None = No
     if seed is not None:
         recipe = apply_overrides(recipe, [f"seed={seed}"])
     _refuse_without_effect(recipe, overrides, seed)
-    recipe = recipe.with_workflow(_workflow(recipe.workflow)).with_pipeline()
+    recipe = _with_pipeline(recipe.with_workflow(_workflow(recipe.workflow)), reference)
     check_recipe(recipe)
     config = to_plain(recipe)
     digest = hashlib.sha256(canonical_json(config)).hexdigest()
@@ -92,13 +92,38 @@ def resolve(reference: str, overrides: Sequence[str] = (), seed: int | None = No
     )
 
 
-def _why_raised(error: Exception, function: Callable[[], Any], reference: str) -> str:
-    """Of a recipe that broke off: a setting of the wrong type, what AstraFlow said, or what Python did."""
+def _with_pipeline(recipe: Recipe, reference: str) -> Recipe:
+    """With its pipeline built. Raises ConfigError whatever the function that makes it raises."""
+    function = recipe.pipeline
+    if function is None or not callable(function):
+        return recipe.with_pipeline()
+
+    def made(recipe: Recipe) -> Any:
+        try:
+            return function(recipe)
+        except Exception as error:
+            raise ConfigError(f"{_why_raised(error, function, reference)}{own_line(error)}") from error
+
+    built = dataclasses.replace(recipe, pipeline=made).with_pipeline()
+    require_types(built.pipeline, function)
+    return built
+
+
+def _why_raised(error: Exception, function: Any, reference: str) -> str:
+    """Of a function of the recipe that broke off: a setting of the wrong type, what AstraFlow said, or what Python did.
+    Without the line."""
     wrong = wrong_in(error)
     if wrong or isinstance(error, AstraFlowError):
         return wrong or str(error)
-    words = f"{type(error).__name__}: {error}{nearest_keyword(error, getattr(function, '__globals__', {}))}"
-    return f"{reference}: recipe() raised {words}"
+    name = getattr(function, "__name__", type(function).__name__)
+    known = nearest_keyword(error, getattr(function, "__globals__", {}))
+    return f"{reference}: {name}() raised {type(error).__name__}: {error}{known}"
+
+
+def raised(error: Exception, what: str) -> str:
+    """What user code raised when ``what`` was asked, in one sentence with the line."""
+    said = str(error) if isinstance(error, AstraFlowError) else f"{type(error).__name__}: {error}"
+    return f"{what} raised {said}{own_line(error)}"
 
 
 def load_config(run_dir: Path, *, allow_changed_tasks: bool = False) -> Resolved:

@@ -29,12 +29,19 @@ class LaunchOptions:
     """A run that failed goes on: whoever starts it again has mended the cause."""
 
 
-def launch(run: RunFolder, resolved: Resolved, *, listen: Listen, options: LaunchOptions) -> int:
-    """Exit code. Raises RunFailed with the first cause."""
+def launch(
+    run: RunFolder,
+    resolved: Resolved,
+    *,
+    listen: Listen,
+    options: LaunchOptions,
+    supply: tuple[int, int] | None = None,
+) -> int:
+    """Exit code. ``supply``: as for ``plan_of``. Raises RunFailed with the first cause."""
     out = sys.stderr if options.json else sys.stdout
     began = time.monotonic()
     progress = Progress(out)
-    for line in [*plan_lines(plan_of(resolved)), estimate_line(resolved.recipe), f"run folder {run.path}", ""]:
+    for line in [*plan_lines(plan_of(resolved, supply)), estimate_line(resolved.recipe), f"run folder {run.path}", ""]:
         progress.say(line)
     try:
         with progress:

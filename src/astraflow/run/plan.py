@@ -5,25 +5,30 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from astraflow.algorithms.base import Admission
+from astraflow.algorithms.base import Curate
 from astraflow.algorithms.curate.pool import SUPERVISED
 from astraflow.algorithms.pipeline import Pipeline
+from astraflow.dataflow.leasing import check_admission
+from astraflow.errors import ConfigError
 from astraflow.run.checks import existing_folder, model_config
-from astraflow.run.config import Resolved
+from astraflow.run.config import Resolved, raised
 from astraflow.run.recipe import Policy, Recipe
 from astraflow.run.tiny_model import TinyModel
 
 MIB = 1 << 20
 
 
-def plan_of(resolved: Resolved) -> dict[str, Any]:
-    """Plain JSON. Memory is of weights, optimiser and KV cache; activations come on top."""
+def plan_of(resolved: Resolved, supply: tuple[int, int] | None = None) -> dict[str, Any]:
+    """Plain JSON. Memory is of weights, optimiser and KV cache; activations come on top.
+
+    ``supply``: what ``supply_of`` has said of the recipe before; None: it is asked.
+    """
     recipe = resolved.recipe
     policies = {name: _policy(recipe, name, policy) for name, policy in recipe.policies.items()}
     batches = [policy.groups_per_batch for policy in recipe.policies.values() if policy.trainable]
     groups = max(batches, default=0)
     size = recipe.tasks.size
-    in_all, rows = _supply(recipe)
+    in_all, rows = supply or supply_of(recipe)
     return {
         "name": recipe.name,
         "digest": resolved.digest,
@@ -47,29 +52,38 @@ MOST_ASKED = 10_000
 """Groups; whatever comes later counts as played by the recipe's workflow."""
 
 
-def _supply(recipe: Recipe) -> tuple[int, int]:
+def supply_of(recipe: Recipe) -> tuple[int, int]:
     """Episodes that all steps need, if every group is kept, and how many groups of them are supervised rows.
 
-    The Curate is asked and put back: a row is a group of one, and only of the policy that it teaches.
+    The Curate is asked and put back: a row is a group of one, and only of the policy that it teaches. Raises
+    ConfigError for a Curate that raises, and RunFailed, as dataflow would, for an answer that nobody can play.
     """
     needs = {name: recipe.policies[name].groups_per_batch * recipe.steps_of(name) for name in recipe.trainable}
     episodes = rows = 0
     if not isinstance(recipe.pipeline, Pipeline):
         return max(0, *needs.values(), 0) * recipe.group_size, 0
     curate = recipe.pipeline.curate
-    before = curate.state_dict()
+    before = _ask(curate, "state_dict")
     for _ in range(MOST_ASKED):
-        found = curate.next() if max(needs.values(), default=0) > 0 else None
-        if not isinstance(found, Admission):  # what is none, dataflow refuses in its own words
+        found = _ask(curate, "next") if max(needs.values(), default=0) > 0 else None
+        if found is None:
             break
+        check_admission(found, f"{type(curate).__name__}.next")
         episodes += found.episodes
         is_row = found.task.workflow == SUPERVISED
         rows += is_row
         for name in [found.task.payload.get("policy")] if is_row else list(needs):
             if name in needs:
                 needs[name] -= 1
-    curate.load_state_dict(before)
+    _ask(curate, "load_state_dict", before)
     return episodes + max(0, *needs.values(), 0) * recipe.group_size, rows
+
+
+def _ask(curate: Curate, name: str, *arguments: Any) -> Any:
+    try:
+        return getattr(curate, name)(*arguments)
+    except Exception as error:  # user code may raise anything: it is named, and nothing has begun
+        raise ConfigError(raised(error, f"Recipe.pipeline.curate: {type(curate).__name__}.{name}")) from error
 
 
 def _evaluations(recipe: Recipe) -> int:

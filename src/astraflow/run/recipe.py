@@ -8,7 +8,6 @@ Recipe ── policies: name → Policy(model, trainer, engine)      roles: role
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from astraflow.algorithms.checks import check_episodes, check_finite
 from astraflow.algorithms.credit import GroupMean
 from astraflow.algorithms.curate import Shuffled
 from astraflow.algorithms.keep import DropZeroVariance
@@ -103,9 +103,8 @@ class Eval:
     def __post_init__(self) -> None:
         _at_least("Eval.count", self.count, 1)
         _at_least("Eval.every", self.every, 0)
-        _at_least("Eval.episodes", self.episodes, 1)
-        if not math.isfinite(self.passing):
-            raise ConfigError(f"Eval.passing must be finite, found {self.passing}")
+        check_episodes("Eval.episodes", self.episodes)
+        check_finite("Eval.passing", self.passing)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,7 +126,7 @@ class Recipe:
     sampling: Sampling = field(default_factory=Sampling)
     eval: Eval | None = None
     group_size: int = 8
-    """Episodes of one task."""
+    """Episodes of one task, at most 65,536."""
     steps: int = 100
     """Committed versions at which a trainable policy ends that has no ``steps`` of its own."""
     seed: int = 0
@@ -158,7 +157,7 @@ class Recipe:
             raise ConfigError(f"Recipe.name may hold letters, digits, '-', '_' and '.', found {self.name!r}")
         if self.schedule not in ("async", *SCHEDULES):
             raise ConfigError(f"Recipe.schedule must be one of async, {', '.join(SCHEDULES)}, found {self.schedule!r}")
-        _at_least("Recipe.group_size", self.group_size, 1)
+        check_episodes("Recipe.group_size", self.group_size)
         _at_least("Recipe.steps", self.steps, 0)
         _at_least("Recipe.seed", self.seed, 0)
         for region in self.regions:

@@ -24,7 +24,7 @@ from astraflow.run.overrides import is_node
 LONGEST = 60
 
 
-def require_types(root: Any, function: Callable[[], Any]) -> None:
+def require_types(root: Any, function: Callable[..., Any]) -> None:
     """Raises ConfigError for the first setting below ``root``, which ``function`` has made, that is of another type."""
     for node, name, words in _wrong(root, type(root).__name__):
         raise ConfigError(f"{words}{_line_of(function, type(node).__name__, name)}")
@@ -118,7 +118,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
-def _line_of(function: Callable[[], Any], owner: str, name: str) -> str:
+def _line_of(function: Callable[..., Any], owner: str, name: str) -> str:
     """Where its file says ``Owner(name=…)``, if it does so once; else where the function begins."""
     code = getattr(function, "__code__", None)
     if code is None:

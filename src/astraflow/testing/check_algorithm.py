@@ -7,7 +7,6 @@ arrays, and an object that loads the state of another goes on exactly as that on
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from astraflow.algorithms.base import (
+    REASON,
     Admission,
     Credit,
     Curate,
@@ -33,7 +33,6 @@ from astraflow.tasks.base import TaskSource
 from astraflow.tasks.digest import task_digest
 from astraflow.types import Outcome, Task
 
-REASON = re.compile(r"[a-z][a-z0-9_]*")
 ROUNDS = 12
 
 Probe = Callable[[Any, int], Any]
@@ -200,10 +199,11 @@ def _keep(keep: Keep, index: int) -> Any:
     advantages = np.where(summary.units.counts, summary.units.reward, 0).astype(np.float32)
     before = copy.deepcopy((_columns([summary.units]), advantages))
     reason = keep.verdict(summary, advantages)
-    assert reason is None or REASON.fullmatch(reason), (
-        f"a reason is a metric's name like zero_variance, found {reason!r}"
-    )
     masked = keep.mask(summary) if isinstance(keep, Mask) else {}
+    for word in (*([] if reason is None else [reason]), *masked.values()):
+        assert isinstance(word, str) and REASON.fullmatch(word), (
+            f"a reason is a metric's name like zero_variance, found {word!r}"
+        )
     unknown = masked.keys() - set(summary.units.sample_id)
     assert not unknown, f"mask() names samples that are not of the group: {sorted(unknown)}"
     assert _equal(before, (_columns([summary.units]), advantages)), "the summary or the advantages were changed"

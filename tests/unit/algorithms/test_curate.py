@@ -162,7 +162,7 @@ def test_a_stage_that_runs_dry_passes_on():
     assert keys(skipped, 1)[0][0] == "b"
     with pytest.raises(ConfigError, match="at least one stage"):
         Stages([])
-    with pytest.raises(ConfigError, match=r"Stages\[0\].groups"):
+    with pytest.raises(ConfigError, match=r"Stage.groups must be at least 0 or None"):
         Stages([Stage(curate=shuffled(), groups=-1)])
 
 

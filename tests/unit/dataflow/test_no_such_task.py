@@ -37,6 +37,11 @@ class Answers:
         (Admission(task=Task(key=""), episodes=2), "a task of 'tasks' without a key: there is no such task"),
         (Admission(task=Task(key="a"), episodes=0), "asked for 0 episodes of task 'a'; at least 1 is needed"),
         (Admission(task=Task(key="a"), episodes=True), "asked for True episodes"),
+        (
+            Admission(task=Task(key="a"), episodes=10**12),
+            "asked for 1000000000000 episodes of task 'a', more than 65536",
+        ),
+        (Admission(task=Task(key="a"), episodes=2, version_choice="x"), "version_choice 'x'"),  # type: ignore[arg-type]
         (lambda: Admission(task=tasks(8).task(8), episodes=2), "task source 'tasks' has tasks 0 to 7, asked for 8"),
         (lambda: Admission(task=tasks(8).task(-1), episodes=2), "has tasks 0 to 7, asked for -1"),
     ],

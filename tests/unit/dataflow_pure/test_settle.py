@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
 import msgspec
 import numpy as np
 import pytest
@@ -338,6 +342,50 @@ class Angry:
 class AngryMask(MaskTruncated):
     def mask(self, summary):
         raise KeyError("k")
+
+
+@dataclass
+class Says(MaskTruncated):
+    """A Keep that answers what it is told to."""
+
+    reason: Any = None
+    masked: Any = field(default_factory=dict)
+
+    def verdict(self, summary, advantages):
+        return self.reason
+
+    def mask(self, summary):
+        return self.masked
+
+
+@pytest.mark.parametrize("reason", [False, True, "", 0, "Too Long", "1st", "a\n", ["long"]])
+def test_a_reason_that_is_no_word_stops_the_run(reason):
+    said = "must answer None or a reason ([a-z][a-z0-9_]*, such as zero_variance)"
+    with pytest.raises(RunFailed, match=re.escape(f"Says.verdict on group 7, policy m0 {said}, found {reason!r}")):
+        one([scored(1), scored(0)], keep=(Says(reason=reason),))
+
+
+@pytest.mark.parametrize(
+    ("masked", "message"),
+    [
+        (None, "must answer a dict of sample_id to reason, found NoneType"),
+        (["a"], "must answer a dict of sample_id to reason, found list"),
+        ({"ghost/1/2": "why"}, "masks 'ghost/1/2', which is no sample of the group"),
+        ({3: "why"}, "masks 3, which is no sample of the group"),
+    ],
+)
+def test_a_mask_of_anything_but_samples_of_the_group_stops_the_run(masked, message):
+    with pytest.raises(RunFailed, match=re.escape(f"Says.mask on group 7, policy m0 {message}")):
+        one([scored(1), scored(0)], keep=(Says(masked=masked),))
+
+
+@pytest.mark.parametrize("reason", [None, False, "", "Too Long"])
+def test_a_mask_without_a_reason_stops_the_run(reason):
+    name = one([scored(1), scored(0)]).samples[0].sample_id
+    with pytest.raises(RunFailed, match=rf"Says.mask .* must give sample '{name}' a reason .*, found {reason!r}"):
+        one([scored(1), scored(0)], keep=(Says(masked={name: reason}),))
+    kept = one([scored(1), scored(0)], keep=(Says(masked={name: "too_long2"}),))
+    assert [each.masked for each in kept.samples] == ["too_long2", None]
 
 
 @pytest.mark.parametrize(

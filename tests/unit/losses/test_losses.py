@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -260,6 +261,24 @@ def test_sft_is_negative_log_likelihood() -> None:
     out = sft(make([-1.0, -2.0, -30.0], mask=[True, True, False]))
     assert float(out.loss.detach()) == 1.5
     assert out.metrics["loss/target_logprob"] == (-3.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("advantages", torch.tensor([1, -1]), "advantages must be a tensor of floats, found int64"),
+        ("logprobs", torch.tensor([-1, -2]), "logprobs must be a tensor of floats, found int64"),
+        ("advantages", [1.0, -1.0], "advantages must be a tensor of floats, found list"),
+        ("mask", torch.tensor([1, 0]), "mask must be a bool tensor, found int64"),
+        ("mask", torch.tensor([1.0, 0.0]), "mask must be a bool tensor, found float32"),
+        ("kept", torch.tensor([1, 0]), "kept must be a bool tensor, found int64"),
+        ("sequence_ids", torch.tensor([0.0, 1.0]), "sequence_ids must be a tensor of whole numbers, found float32"),
+        ("pairs", torch.tensor([True, False]), "pairs must be a tensor of whole numbers, found bool"),
+    ],
+)
+def test_columns_of_another_type_are_refused(column: str, value: Any, message: str) -> None:
+    with pytest.raises(InvalidRecord, match=f"LossInputs.{message}"):
+        replace(make([-1.0, -2.0], sequences=[0, 1]), **{column: value})
 
 
 def test_columns_of_different_lengths_are_refused() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from astraflow.errors import ConfigError
+from astraflow.run.cli import main
 from astraflow.run.config import resolve
 from astraflow.run.right_types import fits
 from astraflow.tasks.base import TaskSource
@@ -98,6 +99,11 @@ def test_a_setting_of_another_type_is_named_with_its_place(tmp_path: Path, old: 
     ("old", "new", "words"),
     [
         ("group_size=4", "group_size=0", "Recipe.group_size must be at least 1, found 0 (mine.py:"),
+        (
+            "group_size=4",
+            "group_size=10**12",
+            "Recipe.group_size must be at most 65536 episodes, found 1000000000000 (mine",
+        ),
         ("lr=1e-4", "lr=1 / 0", "recipe() raised ZeroDivisionError: division by zero (mine.py:20 in recipe)"),
         ("group_size=4", "gruop_size=4", "did you mean group_size? (mine.py:"),
         ("async def play", "1 / 0\n\n\nasync def play", "mported: ZeroDivisionError: division by zero (mine.py:11 in "),
@@ -105,6 +111,80 @@ def test_a_setting_of_another_type_is_named_with_its_place(tmp_path: Path, old: 
 )
 def test_whatever_a_recipe_breaks_off_with_has_its_line(tmp_path: Path, old: str, new: str, words: str) -> None:
     assert words in refused(tmp_path, old, new)[0]
+
+
+PIPELINE = """
+from astraflow.algorithms.credit import GroupMean, Whitened
+from astraflow.algorithms.curate import Shuffled
+from astraflow.algorithms.pace import BoundedStaleness
+from astraflow.algorithms.pipeline import Pipeline
+from astraflow.algorithms.select import EarliestDeadline
+
+
+class Broken(Shuffled):
+    def next(self):
+        return self.missing
+
+
+def pipeline(recipe):
+    return Pipeline(
+        curate=Shuffled(recipe.tasks, group_size=recipe.group_size),
+        pace=BoundedStaleness(),
+        credit=GroupMean(),
+        keep=(),
+        select=EarliestDeadline(),
+    )
+"""
+
+
+def with_pipeline(tmp_path: Path, old: str, new: str) -> Path:
+    """A recipe whose pipeline function is another in one place."""
+    assert PIPELINE.count(old) == 1, old
+    path = tmp_path / "mine.py"
+    path.write_text(PIPELINE.replace(old, new) + RECIPE.replace("steps=3,", "steps=3, pipeline=pipeline,"))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (
+            "    return Pipeline(",
+            "    return 1 / 0, Pipeline(",
+            "mine.py: pipeline() raised ZeroDivisionError: ",
+        ),
+        ("    return Pipeline(", "    Pipeline(", "Recipe.pipeline must give a Pipeline, found NoneType"),
+        ("credit=GroupMean()", "credit=GroupMean(sdt=True)", "did you mean std? (mine.py:1"),
+        ("credit=GroupMean()", "credit=GroupMean", "Pipeline.credit must be a Credit, found GroupMean (the class"),
+        ("keep=()", "keep=(recipe.nothing,)", "pipeline() raised AttributeError: 'Recipe' object has no attribute"),
+        ("credit=GroupMean()", "credit=GroupMean(std=2)", "Pipeline.credit.std must be bool, found 2 (int) (mine.py:1"),
+    ],
+)
+def test_a_pipeline_that_breaks_off_is_named_with_its_line(tmp_path: Path, old: str, new: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(str(with_pipeline(tmp_path, old, new)))
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ("self.missing", "Recipe.pipeline.curate: Broken.next raised AttributeError: 'Broken' object has no attribute"),
+        ("17", "Broken.next must answer an Admission of a Task, or None, found int: there is no such task"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["plan", "run"])
+def test_a_curate_that_raises_is_named_and_leaves_no_folder(
+    verb: str, answer: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = with_pipeline(tmp_path, "curate=Shuffled", "curate=Broken")
+    path.write_text(path.read_text().replace("return self.missing", f"return {answer}"))
+    run = tmp_path / "run"
+    assert main([verb, str(path), *(["--run-dir", str(run)] if verb == "run" else [])]) != 0
+    said = capsys.readouterr().err
+    assert words in said and "Traceback" not in said
+    assert ("(mine.py:11 in next)" in said) == (answer != "17")
+    assert not run.exists()
 
 
 def test_the_recipe_as_it_is_is_right(tmp_path: Path) -> None:

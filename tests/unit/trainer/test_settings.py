@@ -81,6 +81,11 @@ def test_f98_options_without_effect_name_what_switches_them_on(settings: dict[st
     LossSettings(name="decoupled_ppo", clip_low=0.1, options={"recompute": False})
 
 
+def test_a_whole_number_beyond_all_floats_is_out_of_range() -> None:
+    with pytest.raises(ConfigError, match=r"constant must be finite and > 0 or None, found 1000"):
+        LossSettings(name="dr_grpo", constant=10**400)
+
+
 def test_a_loss_is_called_with_what_was_given() -> None:
     assert LossSettings().arguments == {}
     assert LossSettings(clip_low=0.2, clip_high=0.28).arguments == {"clip_low": 0.2, "clip_high": 0.28}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from astraflow.algorithms.base import Admission, Curate, GroupSummary, State
+from astraflow.algorithms.checks import check_above_zero, check_at_least, check_part, is_number
 from astraflow.algorithms.curate.pool import require_same
 from astraflow.errors import ConfigError
 from astraflow.tasks.order import uniform
@@ -39,16 +40,19 @@ class Stage:
     groups: int | None = None
     """None: until it has no more tasks."""
 
+    def __post_init__(self) -> None:
+        check_part("Stage.curate", self.curate, Curate)
+        check_at_least("Stage.groups", self.groups, 0, orelse=" or None (until it has no more tasks)")
+
 
 class Stages:
     """One after the other: first ``groups`` of supervised rows, then reinforcement. The last stage may be unbounded."""
 
     def __init__(self, stages: Sequence[Stage]) -> None:
-        if not stages:
-            raise ConfigError("Stages needs at least one stage")
+        if not isinstance(stages, Sequence) or not stages:
+            raise ConfigError(f"Stages needs a list of at least one stage, found {stages!r}")
         for index, stage in enumerate(stages):
-            if stage.groups is not None and stage.groups < 0:
-                raise ConfigError(f"Stages[{index}].groups must be at least 0 or None, found {stage.groups}")
+            check_part(f"Stages[{index}]", stage, Stage)
         self._stages = tuple(stages)
         self._at = 0
         self._admitted = 0
@@ -110,6 +114,8 @@ class Mixture:
         temperature: float | None = None,
         seed: int = 0,
     ) -> None:
+        for index, part in enumerate(parts):
+            check_part(f"Mixture.parts[{index}]", part, Curate)
         if (weights is None) == (temperature is None):
             raise ConfigError("Mixture needs either weights or temperature, and not both")
         if temperature is not None:
@@ -117,10 +123,9 @@ class Mixture:
         assert weights is not None
         if not parts or len(parts) != len(weights):
             raise ConfigError(f"Mixture needs one weight per part, found {len(parts)} parts, {len(weights)} weights")
-        if not all(0 < weight < float("inf") for weight in weights):
+        if not all(is_number(weight) and 0 < weight < float("inf") for weight in weights):
             raise ConfigError(f"Mixture.weights must be finite and above 0, found {list(weights)}")
-        if seed < 0:
-            raise ConfigError(f"Mixture.seed must be at least 0, found {seed}")
+        check_at_least("Mixture.seed", seed, 0)
         self._parts = tuple(parts)
         self._by_size = temperature is not None
         self._weights = tuple(float(weight) for weight in weights)
@@ -177,8 +182,7 @@ class Mixture:
 
 def weights_by_size(parts: Sequence[Curate], temperature: float) -> list[float]:
     """n_i^(1/T), of the largest part 1. Raises ConfigError where a part does not know how many tasks it has."""
-    if not 0 < temperature < float("inf"):
-        raise ConfigError(f"Mixture.temperature must be in (0, inf), found {temperature}")
+    check_above_zero("Mixture.temperature", temperature)
     sizes = [tasks_of(part) for part in parts]
     for index, size in enumerate(sizes):
         if size is None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from astraflow.algorithms.base import Admission, GroupSummary, State
+from astraflow.algorithms.checks import check_above_zero, check_at_least, check_share
 from astraflow.algorithms.curate.draws import Draws
-from astraflow.algorithms.curate.pool import Pool, check_above_zero, check_at_least, check_share, sparse, unsparse
+from astraflow.algorithms.curate.pool import Pool, sparse, unsparse
 from astraflow.algorithms.curate.rewards import Rewards
 from astraflow.tasks.base import TaskSource
 from astraflow.types import Array

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from astraflow.algorithms.base import Admission, State
-from astraflow.algorithms.curate.pool import Pool, check_at_least, draw
+from astraflow.algorithms.checks import check_at_least
+from astraflow.algorithms.curate.pool import Pool, draw
 from astraflow.types import Array
 
 

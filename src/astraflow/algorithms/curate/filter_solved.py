@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from astraflow.algorithms.base import Admission, GroupSummary, State
-from astraflow.algorithms.curate.pool import Pool, check_at_least, check_share, sparse, unsparse
+from astraflow.algorithms.checks import check_at_least, check_share, is_number
+from astraflow.algorithms.curate.pool import Pool, sparse, unsparse
 from astraflow.algorithms.curate.rewards import Rewards
 from astraflow.errors import ConfigError
 from astraflow.tasks.base import TaskSource
@@ -29,7 +30,7 @@ class FilterSolved:
         rounds: int = 1,
         probe: float = 0.1,
     ) -> None:
-        if not 0 < solved_at <= 1:
+        if not (is_number(solved_at) and 0 < solved_at <= 1):
             raise ConfigError(f"FilterSolved.solved_at must be in (0, 1], found {solved_at}")
         check_at_least("FilterSolved.rounds", rounds, 1)
         check_share("FilterSolved.probe", probe)

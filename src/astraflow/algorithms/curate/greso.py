@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from astraflow.algorithms.base import Admission, GroupSummary, State
-from astraflow.algorithms.curate.pool import Pool, check_share, sparse, unsparse
+from astraflow.algorithms.checks import check_share
+from astraflow.algorithms.curate.pool import Pool, sparse, unsparse
 from astraflow.algorithms.curate.rewards import Kind, Rewards, has_signal
 from astraflow.errors import ConfigError
 from astraflow.tasks.base import TaskSource

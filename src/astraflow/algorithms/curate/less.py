@@ -9,6 +9,7 @@ from math import ceil
 import numpy as np
 
 from astraflow.algorithms.base import Admission, GroupSummary, State
+from astraflow.algorithms.checks import check_part, is_number
 from astraflow.algorithms.curate.pool import features_of, unit
 from astraflow.algorithms.curate.shuffled import Shuffled
 from astraflow.errors import ConfigError
@@ -40,7 +41,9 @@ class Less:
         epochs: int | None = None,
     ) -> None:
         """``rates``: learning rate of each checkpoint; None: all alike. At least one task is chosen."""
-        if not 0 < fraction <= 1:
+        check_part("Less.tasks", tasks, TaskSource)
+        check_part("Less.held_out", held_out, TaskSource)
+        if not (is_number(fraction) and 0 < fraction <= 1):
             raise ConfigError(f"Less.fraction must be in (0, 1], found {fraction}")
         self._chosen = Influential(tasks, held_out, feature=feature, fraction=fraction, rates=rates)
         self._shuffled = Shuffled(self._chosen, group_size=group_size, seed=seed, epochs=epochs)
@@ -133,10 +136,13 @@ def _stack(features: Array) -> Array:
 
 
 def _rates(rates: Sequence[float] | None, checkpoints: int) -> Array:
-    found = np.full(checkpoints, 1 / checkpoints) if rates is None else np.array(rates, np.float64)
+    try:
+        found = np.full(checkpoints, 1 / checkpoints) if rates is None else np.array(rates, np.float64)
+    except (TypeError, ValueError):
+        found = np.empty(0)
     if found.shape != (checkpoints,) or not (np.isfinite(found) & (found >= 0)).all() or not found.any():
         raise ConfigError(
             f"Less.rates must be {checkpoints} finite numbers of at least 0, one a checkpoint and not all 0, "
-            f"found {None if rates is None else list(rates)}"
+            f"found {rates!r}"
         )
     return found

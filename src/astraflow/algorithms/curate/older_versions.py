@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from astraflow.algorithms.base import Admission, Curate, GroupSummary, State
+from astraflow.algorithms.checks import check_part, check_share
 from astraflow.algorithms.curate.compose import most_groups, tasks_of
-from astraflow.errors import ConfigError
 
 
 class WithOlderVersions:
@@ -15,8 +15,8 @@ class WithOlderVersions:
     a ``max_staleness`` of at least 1: older tokens count as what they are."""
 
     def __init__(self, curate: Curate, *, chance: float) -> None:
-        if not 0 <= chance <= 1:
-            raise ConfigError(f"WithOlderVersions.chance must be in [0, 1], found {chance}")
+        check_part("WithOlderVersions.curate", curate, Curate)
+        check_share("WithOlderVersions.chance", chance)
         self._curate = curate
         self._chance = chance
 

@@ -7,6 +7,7 @@ from math import ceil
 from typing import Protocol, runtime_checkable
 
 from astraflow.algorithms.base import PolicyRoom
+from astraflow.algorithms.checks import is_number
 from astraflow.errors import ConfigError
 
 
@@ -37,7 +38,7 @@ class OverSampled:
         if not isinstance(self.curate, Foresees):
             raise ConfigError(f"OverSampled.curate must know its signal_share, {type(self.curate).__name__} does not")
         for name, value in (("margin", self.margin), ("most", self.most)):
-            if not 1 <= value < float("inf"):
+            if not (is_number(value) and 1 <= value < float("inf")):
                 raise ConfigError(f"OverSampled.{name} must be in [1, inf), found {value}")
 
     def may_admit(self, rooms: dict[str, PolicyRoom]) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from astraflow.algorithms.base import Admission, State
+from astraflow.algorithms.checks import check_at_least, check_episodes, check_part
 from astraflow.errors import ConfigError
 from astraflow.tasks.base import TaskSource
 from astraflow.tasks.order import permutation, uniform
@@ -15,21 +16,6 @@ from astraflow.types import Array, Task
 
 SUPERVISED = "supervised"
 """Workflow of tasks that are played once: a group of one."""
-
-
-def check_at_least(name: str, value: float, lowest: float) -> None:
-    if not value >= lowest:
-        raise ConfigError(f"{name} must be at least {lowest}, found {value}")
-
-
-def check_share(name: str, value: float) -> None:
-    if not 0 <= value <= 1:
-        raise ConfigError(f"{name} must be in [0, 1], found {value}")
-
-
-def check_above_zero(name: str, value: float) -> None:
-    if not 0 < value < float("inf"):
-        raise ConfigError(f"{name} must be in (0, inf), found {value}")
 
 
 def admission(task: Task, group_size: int) -> Admission:
@@ -40,7 +26,8 @@ class Pool:
     """The tasks of a sized source, each known by its place. Reads all of them once, when it is made."""
 
     def __init__(self, who: str, tasks: TaskSource, *, group_size: int, seed: int) -> None:
-        check_at_least(f"{who}.group_size", group_size, 1)
+        check_part(f"{who}.tasks", tasks, TaskSource)
+        check_episodes(f"{who}.group_size", group_size)
         check_at_least(f"{who}.seed", seed, 0)
         if tasks.size is None:
             raise ConfigError(f"{who} needs a task source of a known size, {tasks.name!r} is unbounded: no task of it "

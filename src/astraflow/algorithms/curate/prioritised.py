@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from astraflow.algorithms.base import Admission, GroupSummary, State
+from astraflow.algorithms.checks import check_share, is_number
 from astraflow.algorithms.curate.draws import Draws
-from astraflow.algorithms.curate.pool import Pool, check_share, sparse, unsparse
+from astraflow.algorithms.curate.pool import Pool, sparse, unsparse
 from astraflow.algorithms.curate.rewards import Rewards
 from astraflow.errors import ConfigError
 from astraflow.tasks.base import TaskSource
@@ -36,8 +37,8 @@ class Prioritised:
         weight is below it, so that forgetting is noticed (0 is as published). ``rest``: groups of others before a task
         comes again; at most all but one."""
         check_share("Prioritised.unseen", unseen)
-        if not 0 <= memory < 1:
-            raise ConfigError(f"Prioritised.memory must be in [0, 1), found {memory}")
+        if not (is_number(memory) and 0 <= memory < 1):
+            raise ConfigError(f"Prioritised.memory must be in [0, 1), found {memory!r}")
         check_share("Prioritised.least", least)
         self._pool = Pool("Prioritised", tasks, group_size=group_size, seed=seed)
         self._rewards = Rewards("Prioritised", reward_range, policy)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from enum import IntEnum
 
 import numpy as np
 
 from astraflow.algorithms.base import GroupSummary, State
+from astraflow.algorithms.checks import is_number
 from astraflow.algorithms.curate.pool import Pool
 from astraflow.errors import ConfigError
 from astraflow.types import Array
@@ -33,10 +33,11 @@ class Rewards:
 
     def __init__(self, who: str, reward_range: tuple[float, float] | None, policy: str) -> None:
         if reward_range is not None:
-            low, high = reward_range
-            if not (math.isfinite(low) and math.isfinite(high) and low < high):
+            is_pair = isinstance(reward_range, tuple | list) and len(reward_range) == 2
+            ends = [end for end in reward_range if is_number(end) and abs(end) < float("inf")] if is_pair else []
+            if len(ends) < 2 or not ends[0] < ends[1]:
                 raise ConfigError(
-                    f"{who}.reward_range must be (low, high), both finite and low < high, found {reward_range}"
+                    f"{who}.reward_range must be (low, high), both finite and low < high, found {reward_range!r}"
                 )
         self._declared = reward_range
         self._seen: tuple[float, float] | None = None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from astraflow.algorithms.base import Admission, GroupSummary, State
-from astraflow.algorithms.curate.pool import SUPERVISED, Pool, admission, check_at_least, require_same
+from astraflow.algorithms.checks import check_at_least, check_episodes, check_part
+from astraflow.algorithms.curate.pool import SUPERVISED, Pool, admission, require_same
 from astraflow.errors import ConfigError
 from astraflow.tasks.base import TaskSource
 from astraflow.tasks.order import permutation
@@ -18,10 +19,10 @@ class Shuffled:
     """
 
     def __init__(self, tasks: TaskSource, *, group_size: int, seed: int = 0, epochs: int | None = None) -> None:
-        check_at_least("Shuffled.group_size", group_size, 1)
+        check_part("Shuffled.tasks", tasks, TaskSource)
+        check_episodes("Shuffled.group_size", group_size)
         check_at_least("Shuffled.seed", seed, 0)
-        if epochs is not None and epochs < 1:
-            raise ConfigError(f"Shuffled.epochs must be at least 1 or None (for ever), found {epochs}")
+        check_at_least("Shuffled.epochs", epochs, 1, orelse=" or None (for ever)")
         if epochs is not None and tasks.size is None:
             raise ConfigError(f"Shuffled.epochs is {epochs}, but {tasks.name!r} is unbounded: it has no epochs")
         if tasks.size == 0:

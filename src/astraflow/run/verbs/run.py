@@ -35,6 +35,7 @@ class Args:
 def main(args: Args) -> int:
     from astraflow.run.config import resolve
     from astraflow.run.launch import LaunchOptions, launch
+    from astraflow.run.plan import supply_of
     from astraflow.run.prepare import create_run
     from astraflow.run.supervisor import Listen
     from astraflow.run.tls import server_context
@@ -43,7 +44,8 @@ def main(args: Args) -> int:
     server_context(args.tls_cert, args.tls_key)
     require_port(args.host, args.port)  # before a folder is made for a run that could not begin
     resolved = resolve(args.recipe, args.set, args.seed)
+    supply = supply_of(resolved.recipe)  # a Curate that raises does so before there is a folder
     run = create_run(resolved, args.run_dir, say=lambda line: None if args.json else print(line, flush=True))
     listen = Listen(host=args.host, port=args.port, tls_cert=args.tls_cert, tls_key=args.tls_key)
     options = LaunchOptions(in_process=args.in_process, tensorboard=args.tensorboard, json=args.json)
-    return launch(run, resolved, listen=listen, options=options)
+    return launch(run, resolved, listen=listen, options=options, supply=supply)
