@@ -91,7 +91,7 @@ class DataflowService:
         try:
             ledger = Ledger(connect(folder / "run.db"), spec, payloads=folder / "payloads")
             return cls(spec, ledger, clock=clock, lock=lock, in_thread=in_thread)
-        except BaseException:
+        except BaseException:  # tolerates nothing: it is raised on, and the run is not left locked
             lock.close()
             raise
 

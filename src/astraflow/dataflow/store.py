@@ -112,7 +112,7 @@ class Store:
         """A part of a transaction: whatever it raises, all of the transaction is rolled back."""
         try:
             yield
-        except BaseException as error:
+        except BaseException as error:  # tolerates nothing: whatever it was, no half of a transaction stays
             if self.connection.in_transaction:
                 self.run("ROLLBACK")
             self._events.clear()

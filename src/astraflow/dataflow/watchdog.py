@@ -46,36 +46,40 @@ class Watchdog:
         """A policy has a whole batch, and its trainer is dead or never came."""
         ledger, acted = self._ledger, False
         alive = {policy for (policy,) in ledger.store.all(WITH_TRAINER)}
-        again = float(ledger.store.get(HEARD_AGAIN) or 0.0)
         for policy, room in rooms.items():
             waits = room.batched_groups or room.kept_groups >= room.groups_per_batch
             if not room.steps_left or not waits or policy in alive:
                 self._trained_at[policy] = now
                 trained(ledger, policy)
-                continue
-            since = max(self._trained_at.setdefault(policy, now), again)
-            if now - since >= ledger.spec.limits.starved_after_s:
-                self._trained_at[policy], acted = now, True
-                starve_untrained(ledger, now, policy, now - since)
+            elif for_s := self._overdue(self._trained_at, policy, now):
+                acted = True
+                starve_untrained(ledger, now, policy, for_s)
         return acted
 
     def _none_chosen(self, now: float, rooms: Rooms) -> bool:
         """Select takes none of a whole batch, and no open group is there that it could hold back for. Where Pace holds
         a policy back, Select is not asked."""
         ledger, acted = self._ledger, False
-        again = float(ledger.store.get(HEARD_AGAIN) or 0.0)
         alive = {policy for (policy,) in ledger.store.all(WITH_TRAINER)} if ledger.unchosen else set()
         for policy in rooms:
             unchosen = ledger.unchosen.get(policy)
             if unchosen is None or unchosen.waits or policy not in alive:
                 self._chosen_at[policy] = now
                 chosen(ledger, policy)
-                continue
-            since = max(self._chosen_at.setdefault(policy, now), again)
-            if now - since >= ledger.spec.limits.starved_after_s:
-                self._chosen_at[policy], acted = now, True
-                starve_unchosen(ledger, now, policy, now - since)
+            elif for_s := self._overdue(self._chosen_at, policy, now):
+                acted = True
+                starve_unchosen(ledger, now, policy, for_s)
         return acted
+
+    def _overdue(self, well_at: dict[str, float], policy: str, now: float) -> float:
+        """For how long it has lasted, once that is the limit, and then anew from here; 0 before. ``well_at``: by
+        policy, when all was well. Time in which dataflow did not look is nobody's fault."""
+        ledger = self._ledger
+        for_s = now - max(well_at.setdefault(policy, now), float(ledger.store.get(HEARD_AGAIN) or 0.0))
+        if for_s < ledger.spec.limits.starved_after_s:
+            return 0.0
+        well_at[policy] = now
+        return for_s
 
     def _nobody_serves(self, now: float, rooms: Rooms) -> bool:
         ledger = self._ledger

@@ -44,7 +44,7 @@ class TimeLimit:
             raise GraderFailed(f"grader {name} took longer than {self.limit_s:g} s") from error
         except (GraderFailed, asyncio.CancelledError, GeneratorExit):
             raise
-        except BaseException as error:
+        except BaseException as error:  # the user's grader may raise anything: it is the grader's failure, told as such
             raise GraderFailed(f"grader {name} raised {type(error).__name__}: {error}") from error
 
 

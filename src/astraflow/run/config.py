@@ -101,7 +101,7 @@ def _with_pipeline(recipe: Recipe, reference: str) -> Recipe:
     def made(recipe: Recipe) -> Any:
         try:
             return function(recipe)
-        except Exception as error:
+        except Exception as error:  # the author's function may raise anything: it is named, with its line
             raise ConfigError(f"{_why_raised(error, function, reference)}{own_line(error)}") from error
 
     built = dataclasses.replace(recipe, pipeline=made).with_pipeline()

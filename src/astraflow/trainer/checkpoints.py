@@ -118,7 +118,7 @@ class Checkpoints:
             while not lock(file):
                 if time.monotonic() >= deadline:
                     raise TimedOut(f"another process holds {file.name} for {LOCK_S:g} s: find it by 'fuser' and end it")
-                time.sleep(LOOK_S)
+                time.sleep(LOOK_S)  # flock alone waits for ever, and this is a thread of its own
             yield
 
     def _fill(self, partial: Path, version: int, write: Callable[[Path], None], trained: Sequence[TrainedStep]) -> None:

@@ -168,7 +168,7 @@ class Streams:
             count = min(page, left)
             try:
                 progress, read = read_into(part, count, buffer)
-            except BaseException as error:
+            except BaseException as error:  # a panic in Rust is no Exception: here it means hostile bytes
                 self._refuse(error)
                 raise
             if progress.n_processed != count or read != size:
@@ -183,7 +183,7 @@ class Streams:
                 .chunk_decompressor(meta, f"{dtype.kind}{8 * dtype.itemsize}")[0]
                 .read_page_into
             )
-        except BaseException as error:
+        except BaseException as error:  # a panic in Rust is no Exception: here it means hostile bytes
             self._refuse(error)
             raise
 

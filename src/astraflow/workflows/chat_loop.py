@@ -89,5 +89,7 @@ async def _of_environment(call: Awaitable[T]) -> T:
         return await call
     except (EpisodeError, asyncio.CancelledError, GeneratorExit):
         raise
-    except BaseException as error:
+    except (
+        BaseException
+    ) as error:  # the user's environment may raise anything: it is env's failure, told with its cause
         raise EnvFailed(f"{type(error).__name__}: {error}") from error
